@@ -1,0 +1,16 @@
+//! Growable device memory for LLM engines: reserve the address range first, commit later.
+//!
+//! | layer | module | knows |
+//! |---|---|---|
+//! | drivers | [`driver`] | how one device reserves, creates, maps and unmaps |
+//! | memory | [`memory`] | reservations, segments, growth that happens whole or not at all |
+//! | values | [`units`], [`error`] | sizes with units, every failure as data |
+//!
+//! `memory` sees only the trait [`driver::VmmDriver`]. Nothing here knows Python or torch.
+
+pub mod driver;
+pub mod error;
+pub mod memory;
+pub mod units;
+
+pub use error::{DriverError, Error, ProbeError, Result};
