@@ -1,0 +1,97 @@
+"""Every exception that extkv raises on purpose.
+
+All derive from `ExtkvError`. Mistakes in arguments are also `ValueError`, a full device is also
+`MemoryError`; so code written for vLLM's or torch's classes catches what it expects.
+"""
+
+from __future__ import annotations
+
+
+class ExtkvError(Exception):
+    """Base of all errors of extkv."""
+
+
+class InvalidArgumentError(ExtkvError, ValueError):
+    """An argument has a value that can never work; the message says which and why."""
+
+
+class CapacityError(InvalidArgumentError):
+    """More bytes were asked for than a segment reserved."""
+
+
+class GrowOnlyError(InvalidArgumentError):
+    """A growing call was asked for a smaller size."""
+
+
+class NoSuchDeviceError(InvalidArgumentError):
+    """The device index does not exist."""
+
+
+class OutOfMemoryError(ExtkvError, MemoryError):
+    """The device or the address space is too full. Nothing changed.
+
+    Attributes:
+        requested: Bytes that the whole operation needed.
+        available: Bytes that were free after it was undone; None where that is not known.
+    """
+
+    def __init__(
+        self, message: str, *, requested: int | None = None, available: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.requested = requested
+        self.available = available
+
+
+class FreedError(ExtkvError, RuntimeError):
+    """The tensor was freed."""
+
+
+class LiveViewsError(ExtkvError, RuntimeError):
+    """A strict free was asked for while views live.
+
+    Attributes:
+        num_views: Number of live views.
+    """
+
+    def __init__(self, message: str, *, num_views: int = 0) -> None:
+        super().__init__(message)
+        self.num_views = num_views
+
+
+class PoisonedError(ExtkvError, RuntimeError):
+    """An earlier failure could not be undone; the tensor can only be freed."""
+
+
+class StaleGrowthError(ExtkvError, RuntimeError):
+    """A prepared growth no longer matches its tensor."""
+
+
+class ForkedProcessError(ExtkvError, RuntimeError):
+    """Memory of a parent process was used in a forked child."""
+
+
+class DriverUnavailableError(ExtkvError, RuntimeError):
+    """The device's driver cannot be used; the message says why."""
+
+
+class DriverError(ExtkvError, RuntimeError):
+    """A driver call failed for another reason than memory. Nothing changed.
+
+    Attributes:
+        call: Name of the call, for example ``"set_access"``.
+        code: The driver's error number, None where it gave none.
+    """
+
+    def __init__(self, message: str, *, call: str | None = None, code: int | None = None) -> None:
+        super().__init__(message)
+        self.call = call
+        self.code = code
+
+
+class MappingLimitError(DriverError, MemoryError):
+    """The process holds as many memory mappings as the kernel allows (`vm.max_map_count`)."""
+
+
+class ModelFileError(ExtkvError, ValueError):
+    """A model file is missing, damaged, or of a kind that extkv does not know."""
