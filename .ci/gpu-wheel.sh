@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Fills .gpu/: the release wheel, wheels that a bare torch machine (Python 3.12) lacks, and the Rust
+# tests that need a device as one executable.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p .gpu
+rm -f .gpu/extkv-*.whl
+.venv/bin/maturin build --release --quiet --out .gpu
+for package in typer==0.29.2 rich==15.0.0 gguf==0.19.0 pytest-timeout==2.4.0 shellingham markdown-it-py mdurl pygments; do
+    name=${package%%==*}
+    if ! compgen -G ".gpu/${name//-/_}-*.whl" >/dev/null; then
+        .venv/bin/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 -d .gpu "$package"
+    fi
+done
+executable=$(cargo test -p extkv-core --release --no-run --test cuda_device --message-format json 2>/dev/null |
+    sed -n 's/.*"executable":"\([^"]*cuda_device[^"]*\)".*/\1/p' | tail -n 1)
+cp "$executable" .gpu/cuda_device
+ls -lh .gpu

