@@ -134,7 +134,10 @@ impl CudaLibrary {
     fn open(name: &str) -> Result<Library, String> {
         // SAFETY: loading runs the library's initialisers; a file of this name is trusted to be a
         // CUDA driver, as torch and every other CUDA program of the process trusts it.
-        unsafe { Library::new(name) }.map_err(|error| error.to_string())
+        unsafe { Library::new(name) }.map_err(|error| {
+            // The loader's own words stand in the source.
+            std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
+        })
     }
 
     fn look_up(library: Library, name: &str) -> Result<Self, ProbeError> {

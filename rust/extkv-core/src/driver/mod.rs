@@ -15,6 +15,8 @@ pub mod registry;
 
 #[cfg(any(test, feature = "test-util"))]
 mod checked;
+#[cfg(test)]
+mod cuda_tests;
 
 use std::fmt;
 
