@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, SupportsIndex
 
@@ -102,12 +103,11 @@ def resolve_device(device: DeviceLike = None) -> tuple[str, int]:
 
 
 def _current_index(kind: str) -> int:
-    """Index of the calling thread's current device."""
-    if kind != "cuda":
+    """Index of the calling thread's current device: 0 unless torch was told otherwise."""
+    torch = sys.modules.get("torch")
+    if kind != "cuda" or torch is None or not torch.cuda.is_initialized():
         return 0
-    import torch
-
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    return int(torch.cuda.current_device())
 
 
 def open_device(

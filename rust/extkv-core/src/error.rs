@@ -38,16 +38,19 @@ pub enum DriverError {
         /// The driver's own error number.
         code: i64,
     },
-    /// The kernel refuses more memory mappings (host driver; `vm.max_map_count`).
+    /// Too many separate memory mappings (host driver; `vm.max_map_count`).
     #[error(
-        "{call} on {device} failed: the process holds as many memory mappings as \
-         vm.max_map_count = {limit} allows; raise it or use larger chunks"
+        "{call} on {device} would make more than {allowed} separate memory mappings; the kernel \
+         allows the process {limit} in all (vm.max_map_count): raise it, or use a larger \
+         granularity, fewer segments or larger chunks"
     )]
     MappingLimit {
-        /// The failing call.
+        /// The refused call.
         call: DriverCall,
         /// The device it was made on.
         device: Device,
+        /// Mappings that host memory may make.
+        allowed: u64,
         /// The kernel's limit.
         limit: u64,
     },

@@ -8,12 +8,13 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::host_budget::HostBudget;
 use super::host_os::{
-    call_error, extend_file, fill, map_file, mapping_limit, open_memfd, page_size, protect_address,
-    punch_hole, reserve_address, unreserve_address,
+    allowed_mappings, call_error, extend_file, fill, map_file, open_memfd, page_size,
+    protect_address, punch_hole, reserve_address, unreserve_address,
 };
 use super::mapping_table::{MappingTable, Rule};
 use super::{AllocationProperties, Device, DriverCall, Fence, HandleId, MemoryInfo, VmmDriver};
@@ -45,6 +46,16 @@ impl FileSpace {
         self.placed.insert(handle, (start, length));
         self.used.insert(start, length);
     }
+}
+
+/// Accessible stretches of all host drivers of the process.
+static NUM_RUNS: AtomicU64 = AtomicU64::new(0);
+/// Kernel mappings behind a stretch: its own, and the inaccessible one up to the next.
+const MAPPINGS_PER_RUN: u64 = 2;
+
+fn count_runs(before: u64, after: u64) {
+    NUM_RUNS.fetch_add(after, Ordering::SeqCst);
+    NUM_RUNS.fetch_sub(before, Ordering::SeqCst);
 }
 
 #[derive(Debug, Default)]
@@ -218,9 +229,7 @@ impl VmmDriver for HostDriver {
         let end = file_base
             .checked_add(length)
             .ok_or_else(|| exhausted(libc::ENOMEM))?;
-        let base = reserve_address(length, self.granularity).map_err(|code| {
-            mapping_limit(DriverCall::Reserve, code).unwrap_or_else(|| exhausted(code))
-        })?;
+        let base = reserve_address(length, self.granularity).map_err(exhausted)?;
         if let Err(code) = extend_file(&self.memfd, end) {
             unreserve_address(base, length);
             return Err(exhausted(code));
@@ -312,6 +321,18 @@ impl VmmDriver for HostDriver {
             .table
             .check_whole_mappings(address, length)
             .map_err(|rule| Self::illegal(call, rule, address, length))?;
+        let before = state.table.num_accessible_runs(address, length, false);
+        let after = state.table.num_accessible_runs(address, length, true);
+        let num_runs = NUM_RUNS.load(Ordering::SeqCst).saturating_sub(before) + after;
+        let (allowed, limit) = allowed_mappings();
+        if after > before && num_runs * MAPPINGS_PER_RUN > allowed {
+            return Err(DriverError::MappingLimit {
+                call,
+                device: Device::Host,
+                allowed,
+                limit,
+            });
+        }
         let runs = Self::file_runs(&state, address, length);
         for (done, (start, run_length, offset)) in runs.iter().enumerate() {
             let Err(code) = map_file(&self.memfd, *start, *run_length, *offset) else {
@@ -325,9 +346,10 @@ impl VmmDriver for HostDriver {
                     let _ = protect_address(*start, *run_length);
                 }
             }
-            return Err(mapping_limit(call, code).unwrap_or_else(|| call_error(call, code)));
+            return Err(call_error(call, code));
         }
         state.table.set_access(address, length);
+        count_runs(before, after);
         Ok(())
     }
 
@@ -338,10 +360,15 @@ impl VmmDriver for HostDriver {
             .table
             .check_whole_mappings(address, length)
             .map_err(|rule| Self::illegal(call, rule, address, length))?;
+        let before = state.table.num_accessible_runs(address, length, false);
         if let Err(code) = protect_address(address, length) {
-            return Err(mapping_limit(call, code).unwrap_or_else(|| call_error(call, code)));
+            return Err(call_error(call, code));
         }
         let dead = state.table.unmap(address, length);
+        count_runs(
+            before,
+            state.table.num_accessible_runs(address, length, false),
+        );
         self.bury(&mut state, &dead);
         Ok(())
     }

@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::LazyLock;
 
 use super::{Device, DriverCall};
 use crate::error::DriverError;
@@ -171,21 +172,12 @@ pub(super) fn call_error(call: DriverCall, code: i32) -> DriverError {
     }
 }
 
-/// `MappingLimit` if `ENOMEM` came from the number of mappings and not from their size.
-pub(super) fn mapping_limit(call: DriverCall, code: i32) -> Option<DriverError> {
-    if code != libc::ENOMEM {
-        return None;
-    }
-    let limit: u64 = fs::read_to_string("/proc/sys/vm/max_map_count")
-        .ok()?
-        .trim()
-        .parse()
-        .ok()?;
-    let num_mappings = fs::read_to_string("/proc/self/maps").ok()?.lines().count();
-    let is_near = u64::try_from(num_mappings).ok()? + 8 >= limit;
-    is_near.then_some(DriverError::MappingLimit {
-        call,
-        device: Device::Host,
-        limit,
-    })
+/// Separate mappings that host memory of the process may have: three quarters of the kernel's
+/// limit. The rest is for everybody else: when the process has none left, allocators abort it.
+pub(super) fn allowed_mappings() -> (u64, u64) {
+    static LIMIT: LazyLock<u64> = LazyLock::new(|| {
+        let text = fs::read_to_string("/proc/sys/vm/max_map_count").unwrap_or_default();
+        text.trim().parse().unwrap_or(65_530)
+    });
+    (*LIMIT / 4 * 3, *LIMIT)
 }

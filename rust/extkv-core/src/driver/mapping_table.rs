@@ -154,6 +154,30 @@ impl MappingTable {
             .map(|(start, mapping)| (*start, *mapping))
     }
 
+    /// Number of accessible stretches without a gap that touch the range: what the kernel keeps as
+    /// one mapping each. With `as_if_set`, counted as if access were set on the range.
+    pub(super) fn num_accessible_runs(&self, address: u64, length: u64, as_if_set: bool) -> u64 {
+        let end = address.saturating_add(length);
+        let before = self
+            .mappings
+            .range(..address)
+            .next_back()
+            .map_or(address, |(start, _)| *start);
+        let mut num_runs = 0;
+        let mut run_end = None;
+        for (start, mapping) in self.mappings.range(before..=end) {
+            let is_set = as_if_set && *start >= address && *start < end;
+            if start + mapping.length < address || !(mapping.is_accessible || is_set) {
+                continue;
+            }
+            if run_end != Some(*start) {
+                num_runs += 1;
+            }
+            run_end = Some(start + mapping.length);
+        }
+        num_runs
+    }
+
     pub(super) fn set_access(&mut self, address: u64, length: u64) {
         for (_, mapping) in self
             .mappings
