@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use extkv_core::driver::{CheckedDriver, CudaOptions, Fence, Leftovers, VmmDriver, registry};
 use extkv_core::memory::{
-    BufferOptions, ChunkPolicy, GrowableBuffer, Growth, SegmentLayout, grow_together,
+    BufferOptions, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout, grow_together,
     prepare_together, shrink_together,
 };
 
@@ -21,7 +21,7 @@ fn device() -> (Arc<dyn VmmDriver>, Arc<CheckedDriver>) {
 fn buffer(checked: &Arc<CheckedDriver>, num_segments: u64) -> GrowableBuffer {
     let layout = SegmentLayout::equal(num_segments * 3 * GRANULE / 2, num_segments).unwrap();
     let policy = ChunkPolicy {
-        max_chunk_bytes: Some(GRANULE),
+        size: ChunkSize::AtMost(GRANULE),
         growth: Growth::Exact,
     };
     let driver = Arc::clone(checked) as Arc<dyn VmmDriver>;

@@ -10,8 +10,8 @@ use std::thread;
 
 use extkv_core::driver::{DriverCall, Fence, HostBudget, HostDriver};
 use extkv_core::memory::{
-    BufferOptions, ChunkPolicy, Freeing, GrowableBuffer, Growth, SegmentLayout, grow_together,
-    prepare_together, shrink_together,
+    BufferOptions, ChunkPolicy, ChunkSize, Freeing, GrowableBuffer, Growth, SegmentLayout,
+    grow_together, prepare_together, shrink_together,
 };
 use extkv_core::{DriverError, Error};
 use support::{GRANULE, TestDevice, exact_policy};
@@ -91,7 +91,7 @@ fn shrink_gives_back_whole_handles_at_the_tail() {
     let device = TestDevice::new(64 * GRANULE);
     let layout = SegmentLayout::equal(20 * GRANULE, 2).unwrap();
     let policy = ChunkPolicy {
-        max_chunk_bytes: Some(4 * GRANULE),
+        size: ChunkSize::AtMost(4 * GRANULE),
         growth: Growth::Exact,
     };
     let buffer = device.buffer(layout, policy);
@@ -112,11 +112,7 @@ fn growing_one_granule_at_a_time_keeps_few_handles() {
     let device = TestDevice::new(1 << 40);
     let num_granules = 16_384;
     let layout = SegmentLayout::equal(num_granules * GRANULE, 1).unwrap();
-    let policy = ChunkPolicy {
-        max_chunk_bytes: Some(1024 * GRANULE),
-        growth: Growth::Geometric,
-    };
-    let buffer = device.buffer(layout, policy);
+    let buffer = device.buffer(layout, ChunkPolicy::default());
     for granules in 1..=num_granules {
         buffer.grow_to(granules * GRANULE, false).unwrap();
         let stats = buffer.stats().unwrap();
@@ -125,9 +121,9 @@ fn growing_one_granule_at_a_time_keeps_few_handles() {
             "surplus above 1/64"
         );
     }
-    // 128 + 64 ln(16384 / 64) = 482, plus 16 for the largest size.
+    // 128 + 64 ln(16384 / 64) = 482
     let num_handles = buffer.stats().unwrap().num_handles;
-    assert!(num_handles <= 498, "{num_handles} handles");
+    assert!(num_handles <= 482, "{num_handles} handles");
 }
 
 #[test]
@@ -161,7 +157,7 @@ fn b64_failed_create_leaves_no_trace_and_a_retry_works() {
     let device = TestDevice::new(1 << 30);
     let layout = SegmentLayout::equal(3 * GRANULE, 1).unwrap();
     let policy = ChunkPolicy {
-        max_chunk_bytes: Some(GRANULE),
+        size: ChunkSize::AtMost(GRANULE),
         growth: Growth::Exact,
     };
     let buffer = device.buffer(layout, policy);

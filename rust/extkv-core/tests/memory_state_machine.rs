@@ -8,7 +8,7 @@ mod support;
 
 use extkv_core::driver::{Fence, Leftovers};
 use extkv_core::memory::{
-    BufferView, ChunkPolicy, GrowableBuffer, Growth, SegmentLayout, grow_together,
+    BufferView, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout, grow_together,
     prepare_together, shrink_together,
 };
 use proptest::prelude::*;
@@ -53,13 +53,15 @@ fn shapes() -> impl Strategy<Value = Vec<Shape>> {
             (capacity, unit)
         });
     let policy = (
-        prop_oneof![Just(None), Just(Some(GRANULE)), Just(Some(3 * GRANULE))],
+        prop_oneof![
+            Just(ChunkSize::Automatic),
+            Just(ChunkSize::WholeRun),
+            Just(ChunkSize::AtMost(GRANULE)),
+            Just(ChunkSize::AtMost(3 * GRANULE))
+        ],
         prop_oneof![Just(Growth::Exact), Just(Growth::Geometric)],
     )
-        .prop_map(|(max_chunk_bytes, growth)| ChunkPolicy {
-            max_chunk_bytes,
-            growth,
-        });
+        .prop_map(|(size, growth)| ChunkPolicy { size, growth });
     let shape = (prop::collection::vec(part, 1..4), policy)
         .prop_map(|(parts, policy)| Shape { parts, policy });
     prop::collection::vec(shape, 1..4)

@@ -38,7 +38,6 @@ impl PyDevice {
 
     /// Open a CUDA device.
     #[staticmethod]
-    #[pyo3(signature = (ordinal, shareable=ShareableArg(Shareable::Auto), gpu_direct_rdma=RdmaArg(Rdma::Auto)))]
     fn cuda(
         py: Python<'_>,
         ordinal: u32,

@@ -3,7 +3,7 @@
 use extkv_core::Error;
 use extkv_core::driver::{DriverCall, Fence};
 use extkv_core::memory::{
-    BufferOptions, BufferStats, ChunkPolicy, GrowableBuffer, Growth, SegmentLayout,
+    BufferOptions, BufferStats, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout,
 };
 use extkv_core::units::tensor_bytes;
 use pyo3::prelude::*;
@@ -27,16 +27,13 @@ impl PyBuffer {
         max_chunk_bytes: Option<u64>,
         is_exact: bool,
     ) -> BindingResult<Self> {
-        let max_chunk_bytes = max_chunk_bytes.unwrap_or(ChunkPolicy::DEFAULT_MAX_CHUNK_BYTES);
+        let size = max_chunk_bytes.map_or(ChunkSize::Automatic, ChunkSize::AtMost);
         let growth = if is_exact {
             Growth::Exact
         } else {
             Growth::Geometric
         };
-        let policy = ChunkPolicy {
-            max_chunk_bytes: Some(max_chunk_bytes),
-            growth,
-        };
+        let policy = ChunkPolicy { size, growth };
         let driver = device.driver();
         let inner = py.detach(|| GrowableBuffer::new(driver, layout, BufferOptions { policy }))?;
         Ok(Self { inner })

@@ -302,7 +302,7 @@ impl CudaDriver {
         let size = self.size(call, length)?;
         self.run(call, |library| work(library, size))
             .map_err(|error| match error.code() {
-                Some(code) if code == OUT_OF_MEMORY.into() => {
+                Some(code) if code == i64::from(OUT_OF_MEMORY) => {
                     let (device, requested) = (VmmDriver::device(self), Bytes(length));
                     DriverError::OutOfMemory {
                         call,
@@ -398,7 +398,9 @@ impl VmmDriver for CudaDriver {
         let size = self.size(call, length)?;
         self.run(call, |library| library.reserve(size))
             .map_err(|error| match error.code() {
-                Some(code) if code == OUT_OF_MEMORY.into() || code == INVALID_VALUE.into() => {
+                Some(code)
+                    if code == i64::from(OUT_OF_MEMORY) || code == i64::from(INVALID_VALUE) =>
+                {
                     let (device, requested) = (VmmDriver::device(self), Bytes(length));
                     DriverError::AddressSpaceExhausted {
                         device,

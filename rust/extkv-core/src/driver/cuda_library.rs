@@ -3,7 +3,7 @@
 //! Types and constants are those of `cudarc::driver::sys`; the functions are loaded here and not
 //! through its function table, because that table panics when the library or one of its several
 //! hundred symbols is missing, and prefers a toolkit stub over the driver. See
-//! `docs/decisions/0002-cuda-function-table.md`. Each method is one call that returns the
+//! `docs/decisions/2026-11-30-cuda-function-table.md`. Each method is one call that returns the
 //! driver's error number; contexts and meaning are the business of `cuda.rs`.
 
 #![allow(unsafe_code)]

@@ -10,7 +10,7 @@ use super::{
     Rdma, Shareable, VmmDriver,
 };
 use crate::error::{DriverError, Error, ProbeError};
-use crate::memory::{BufferOptions, ChunkPolicy, GrowableBuffer, Growth, SegmentLayout};
+use crate::memory::{BufferOptions, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout};
 
 const GRANULE: u64 = 2 << 20;
 
@@ -264,7 +264,7 @@ fn every_failing_call_leaves_the_device_as_it_was() {
     let checked = Arc::new(CheckedDriver::new(driver.clone() as Arc<dyn VmmDriver>));
     let layout = SegmentLayout::equal(24 << 20, 4).unwrap();
     let policy = ChunkPolicy {
-        max_chunk_bytes: Some(GRANULE),
+        size: ChunkSize::AtMost(GRANULE),
         growth: Growth::Exact,
     };
     let dyn_driver = Arc::clone(&checked) as Arc<dyn VmmDriver>;

@@ -45,8 +45,6 @@ pub(crate) struct SharedBuffer {
     pub(crate) driver: Arc<MeteredDriver>,
     pub(crate) layout: SegmentLayout,
     pub(crate) policy: ChunkPolicy,
-    /// First granule of each segment: handles do not cross them.
-    pub(crate) borders: Vec<u64>,
     pub(crate) base: u64,
     pub(crate) reserved: u64,
     pub(crate) granule: u64,
@@ -126,18 +124,12 @@ impl GrowableBuffer {
         let driver = Arc::new(MeteredDriver::new(driver));
         let reservation = Reservation::new(Arc::clone(&driver), layout.total())?;
         let granule = reservation.granule();
-        let borders = layout
-            .segments()
-            .iter()
-            .map(|segment| segment.offset / granule)
-            .collect();
         let shared = SharedBuffer {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             owner: std::process::id(),
             driver,
             layout,
             policy: options.policy,
-            borders,
             base: reservation.base(),
             reserved: reservation.length(),
             granule,

@@ -16,7 +16,7 @@ mod stats;
 mod transaction;
 
 pub use buffer::{BufferOptions, GrowableBuffer};
-pub use chunking::{ChunkPolicy, Growth};
+pub use chunking::{ChunkPolicy, ChunkSize, Growth};
 pub use granules::{GranuleRange, GranuleSet};
 pub use group::{PreparedGrowth, grow_together, prepare_together, shrink_together};
 pub use lifetime::{BufferView, Freeing};

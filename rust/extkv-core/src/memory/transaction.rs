@@ -65,11 +65,23 @@ impl Share<'_> {
     }
 
     fn create(&self, growth: Growth) -> std::result::Result<Vec<Chunk>, DriverError> {
-        let runs = self.missing(growth);
-        let (borders, granule) = (&self.buffer.borders, self.buffer.granule);
-        self.state
-            .reservation
-            .create(&self.buffer.policy.cut(&runs, borders, granule))
+        let granule = self.buffer.granule;
+        let segments: Vec<(u64, u64)> = self
+            .buffer
+            .layout
+            .segments()
+            .iter()
+            .map(|segment| {
+                let end = segment.committed_end(self.state.size);
+                let held = GranuleRange::covering(segment.offset, end, granule);
+                (segment.offset / granule, held.len())
+            })
+            .collect();
+        let chunks = self
+            .buffer
+            .policy
+            .cut(&self.missing(growth), &segments, granule);
+        self.state.reservation.create(&chunks)
     }
 
     /// Newly committed byte ranges that may hold something else than zero.

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use extkv_core::driver::{CheckedDriver, HostBudget, HostDriver, Leftovers, VmmDriver};
-use extkv_core::memory::{BufferOptions, ChunkPolicy, GrowableBuffer, Growth, SegmentLayout};
+use extkv_core::memory::{
+    BufferOptions, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout,
+};
 
 pub(crate) const GRANULE: u64 = 64 << 10;
 
@@ -67,7 +69,7 @@ impl TestDevice {
 
 pub(crate) fn exact_policy() -> ChunkPolicy {
     ChunkPolicy {
-        max_chunk_bytes: None,
+        size: ChunkSize::WholeRun,
         growth: Growth::Exact,
     }
 }

@@ -1,0 +1,77 @@
+//! Traces and records as JSON.
+
+use super::*;
+
+#[test]
+fn a_record_is_read_back_as_it_was_written() {
+    let record = SizingRecord::new(healthy()).unwrap();
+    let text = record.to_json().unwrap();
+    assert!(text.contains(&record.plan.sentence()));
+    assert_eq!(SizingRecord::from_json(&text).unwrap(), record);
+    assert_eq!(record.replay().unwrap(), record.plan);
+}
+
+#[test]
+fn a_trace_in_json_may_leave_out_what_has_a_default() {
+    let text = r#"{
+        "device_total_bytes": 1000, "committed_bytes": 0, "transient_peak_bytes": 50,
+        "reserve_bytes": 0, "foreign_bytes": 0, "encoder_cache_bytes": 0, "granule_bytes": 1,
+        "phases": [
+            {"phase": "start", "before": {"driver_free_bytes": 900},
+             "after": {"driver_free_bytes": 900}},
+            {"phase": "measured", "before": {"driver_free_bytes": 800},
+             "after": {"driver_free_bytes": 800}}
+        ],
+        "cache": {"bytes_per_block": 10, "num_segments": 2, "block_size": 16},
+        "reserved_blocks": 100, "max_model_len": 64, "gpu_memory_utilization": 0.92,
+        "kv_cache_memory_bytes": null, "mode": "extensible"
+    }"#;
+    let record = SizingRecord::from_trace_json(text).unwrap();
+    // 1000 × 0.92 − 200 used − 50 − 2, in blocks of 10.
+    assert_eq!(record.plan.blocks, NumBlocks(66));
+    assert_eq!(record.plan.limit, Limit::Utilization);
+}
+
+#[test]
+fn rejects_records_that_are_not_what_they_say() {
+    let text = SizingRecord::new(healthy()).unwrap().to_json().unwrap();
+    let read = |from: &str, to: &str| {
+        assert!(text.contains(from), "{from}");
+        SizingRecord::from_json(&text.replace(from, to)).unwrap_err()
+    };
+    assert!(matches!(read("{", "["), RecordError::Json(_)));
+    assert!(matches!(
+        read("\"granule_bytes\"", "\"granul_bytes\""),
+        RecordError::Json(_)
+    ));
+    let unknown = read(
+        "\"reserve_bytes\": 268435456,\n    \"foreign",
+        "\"x\": 1,\n    \"foreign",
+    );
+    assert!(matches!(unknown, RecordError::Json(_)));
+    let format = read("\"format\": 1", "\"format\": 2");
+    assert!(matches!(
+        format,
+        RecordError::Format {
+            found: 2,
+            expected: 1
+        }
+    ));
+    let blocks = plan(&healthy()).blocks;
+    let changed = read(&format!("\"blocks\": {blocks}"), "\"blocks\": 99999");
+    let (stored, replayed) = (NumBlocks(99_999), blocks);
+    assert!(
+        matches!(changed, RecordError::PlanDiffers { stored: s, replayed: r }
+            if (s, r) == (stored, replayed))
+    );
+    let impossible = read(
+        "\"device_total_bytes\": 85899345920",
+        "\"device_total_bytes\": 1",
+    );
+    let source = RecordError::Sizing(SizingError::FreeExceedsTotal {
+        phase: Phase::Start,
+        free: Bytes(80 * GIB),
+        total: Bytes(1),
+    });
+    assert_eq!(impossible.to_string(), source.to_string());
+}
