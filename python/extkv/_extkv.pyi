@@ -2,6 +2,16 @@
 
 from typing import Any, final
 
+__all__ = [
+    "Buffer",
+    "Device",
+    "cuda_device_count",
+    "grow_together",
+    "host_memory_info",
+    "set_host_memory_budget",
+    "shrink_together",
+]
+
 @final
 class Device:
     """A device that growable memory can live on. Opening one probes it."""
@@ -9,7 +19,7 @@ class Device:
     @staticmethod
     def host(granularity: int | None = None) -> Device: ...
     @staticmethod
-    def cuda(ordinal: int, shareable: str = "auto", gpu_direct_rdma: str = "auto") -> Device: ...
+    def cuda(ordinal: int, shareable: str, gpu_direct_rdma: str) -> Device: ...
     @property
     def name(self) -> str: ...
     @property
@@ -78,6 +88,4 @@ def cuda_device_count() -> int: ...
 def host_memory_info() -> tuple[int, int]: ...
 def set_host_memory_budget(num_bytes: int | None) -> None: ...
 def grow_together(buffers: list[Buffer], sizes: list[int], zero_new: bool) -> None: ...
-def shrink_together(
-    buffers: list[Buffer], sizes: list[int], streams: list[int] | None
-) -> int: ...
+def shrink_together(buffers: list[Buffer], sizes: list[int], streams: list[int] | None) -> int: ...

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import torch
+    from typing_extensions import Self
 
     from extkv.device import DeviceLike
 
@@ -84,8 +85,8 @@ class ExtensibleTensor:
 
     With several segments the reservation is divided into equal parts that grow in lockstep: the
     committed bytes are a prefix of each. Segment ``i`` spans bytes
-    ``[i * segment_capacity_bytes, (i + 1) * segment_capacity_bytes)`` of `full_view`. That is what a
-    KV cache of shape ``(2, num_blocks, ...)`` needs.
+    ``[i * segment_capacity_bytes, (i + 1) * segment_capacity_bytes)`` of `full_view`. That is what
+    a KV cache of shape ``(2, num_blocks, ...)`` needs.
 
     Any thread may call; the interpreter is released around driver calls. Every tensor handed out is
     a view that keeps the memory alive. A forked child cannot use its parent's tensors.
@@ -95,15 +96,17 @@ class ExtensibleTensor:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, an index, or a torch.device. None is the
             current CUDA device, or the host where there is none.
         num_segments: Number of equal segments.
-        max_chunk_bytes: Largest physical handle; None for 256 MiB. Few large handles map faster,
-            many small ones can be given back in smaller pieces.
-        growth: ``"geometric"``: a new handle is at least 1/64 of what its segment holds already, so
-            that growth in small steps leaves few handles; the surplus is at most 1.6 % and is left
-            out when memory is short. ``"exact"``: commit what is asked, rounded up to granules.
+        max_chunk_bytes: Largest physical handle. Few large handles map faster, many small ones can
+            be given back in smaller pieces. None for the larger of 1/16 of what a growth adds and
+            1/64 of what the segment holds.
+        growth: ``"geometric"``: a growth adds at least 1/64 of what its segment holds already, so
+            that small steps leave few handles; the surplus is at most 1.6 % and is left out when
+            memory is short. ``"exact"``: commit what is asked, rounded up to granules.
         granularity: Bytes per granule, on the host only; None for 64 KiB.
         shareable: CUDA handles that other processes can import: ``"auto"`` where possible,
             ``"posix_fd"`` or an error, ``"none"``. `stats` tells the choice.
-        gpu_direct_rdma: CUDA memory that network cards can be given: ``"auto"``, ``"on"``, ``"off"``.
+        gpu_direct_rdma: CUDA memory that network cards can be given: ``"auto"``, ``"on"`` or an
+            error, ``"off"``.
 
     Raises:
         InvalidArgumentError: A size is negative, zero, or not divisible by `num_segments`.
@@ -252,7 +255,9 @@ class ExtensibleTensor:
         """Grow every segment's committed prefix, all of them or none.
 
         Kernels that run meanwhile are not waited for, and bytes below the old size keep their
-        content. Does not return before the new bytes are usable on every stream.
+        content. Does not return before the new bytes are usable, and zero if asked, on every
+        stream. Zeroing runs on a stream of its own: it does not wait for earlier writes to bytes
+        that are not committed yet, which nothing may write.
 
         Args:
             bytes_per_segment: New size of each prefix in bytes.
@@ -362,7 +367,7 @@ class ExtensibleTensor:
         else:
             self._buffer.free()
 
-    def __enter__(self) -> ExtensibleTensor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -385,12 +390,14 @@ class ExtensibleTensor:
     def __dlpack__(
         self,
         *,
-        stream: int | None = None,  # noqa: ARG002 growth is complete on every stream
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:  # noqa: ANN401 a capsule has no type
         """Export the committed prefix (uint8, [num_bytes]) as an owned view.
+
+        `stream` is not needed: growth is complete on every stream when it returns.
 
         Raises:
             BufferError: If a copy or another device is asked for.
@@ -424,9 +431,9 @@ class ExtensibleTensor:
     def _export(
         self, offset: int, shape: list[int], dtype: tuple[int, int, int], *, is_committed: bool
     ) -> torch.Tensor:
-        import torch
+        from torch.utils.dlpack import from_dlpack
 
-        return torch.from_dlpack(self._buffer.dlpack(offset, shape, dtype, is_committed, False))
+        return from_dlpack(self._buffer.dlpack(offset, shape, dtype, is_committed, False))
 
 
 def resize_together(

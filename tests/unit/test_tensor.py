@@ -187,7 +187,9 @@ def test_view_outlives_its_tensor():
     assert extkv.memory_info("cpu").free == free + GRANULE
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+)
 def test_any_order_of_deaths_is_safe(order: tuple[int, ...]):
     free = extkv.memory_info("cpu").free
     tensor = host(MIB)
@@ -517,7 +519,8 @@ def test_b118_spawned_child_works(run_python):
         tensor = extkv.ExtensibleTensor(1 << 20, "cpu")
         tensor.resize_(10)
         program = "import extkv; extkv.ExtensibleTensor(1 << 20, 'cpu').resize_(10); print('ok')"
-        print(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
+        command = [sys.executable, "-c", program]
+        print(subprocess.run(command, capture_output=True, text=True).stdout)
         """
     )
     assert result.stdout.strip() == "ok", result.stderr

@@ -1,0 +1,67 @@
+"""The `extkv` command: global options, the list of commands, and how errors end."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from extkv.cli.doctor import doctor
+from extkv.cli.generate import generate
+from extkv.errors import ExtkvError
+
+INTERRUPTED_EXIT_CODE = 130
+
+
+class ExtkvGroup(TyperGroup):
+    """Turn errors of the ExtkvError family into one line on stderr and exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401, as in typer
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except ExtkvError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+        except KeyboardInterrupt as error:
+            typer.echo("\ninterrupted", err=True)
+            raise typer.Exit(INTERRUPTED_EXIT_CODE) from error
+
+
+app = typer.Typer(
+    name="extkv",
+    cls=ExtkvGroup,
+    help="Growable KV cache memory for LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    # An error outside the ExtkvError family is a bug: show the plain traceback.
+    pretty_exceptions_enable=False,
+)
+app.command()(generate)
+app.command()(doctor)
+
+
+def _print_version(*, value: bool) -> None:
+    if value:
+        typer.echo(f"extkv {importlib.metadata.version('extkv')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Growable KV cache memory for LLM inference."""
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    app()
