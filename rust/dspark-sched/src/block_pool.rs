@@ -47,10 +47,7 @@ impl BlockPool {
             return Err(Error::ZeroBudget { name: "num_blocks" });
         }
         let mut pool = Self {
-            links: vec![Link {
-                prev: LIST,
-                next: LIST,
-            }],
+            links: vec![Link { prev: LIST, next: LIST }],
             num_refs: Vec::new(),
             num_free: 0,
         };
@@ -78,10 +75,7 @@ impl BlockPool {
         self.num_refs
             .get(block_id.index())
             .copied()
-            .ok_or(Error::BlockOutOfRange {
-                block_id,
-                num_blocks: self.num_blocks(),
-            })
+            .ok_or(Error::BlockOutOfRange { block_id, num_blocks: self.num_blocks() })
     }
 
     /// The free blocks in the order they will be handed out.
@@ -138,27 +132,14 @@ impl BlockPool {
     pub fn grow(&mut self, new_num_blocks: NumBlocks) -> Result<()> {
         let num_blocks = self.num_blocks();
         if new_num_blocks < num_blocks {
-            return Err(Error::GrowBelowCurrent {
-                asked: new_num_blocks,
-                num_blocks,
-            });
+            return Err(Error::GrowBelowCurrent { asked: new_num_blocks, num_blocks });
         }
         if new_num_blocks.0 > MAX_INT32 {
             let asked = new_num_blocks.0;
-            return Err(Error::BudgetTooLarge {
-                name: "num_blocks",
-                asked,
-                limit: MAX_INT32,
-            });
+            return Err(Error::BudgetTooLarge { name: "num_blocks", asked, limit: MAX_INT32 });
         }
         self.num_refs.resize(new_num_blocks.0 as usize, 0);
-        self.links.resize(
-            new_num_blocks.0 as usize + 1,
-            Link {
-                prev: LIST,
-                next: LIST,
-            },
-        );
+        self.links.resize(new_num_blocks.0 as usize + 1, Link { prev: LIST, next: LIST });
         for id in (num_blocks.0..new_num_blocks.0).rev() {
             self.link_between(node_of(BlockId(id)), LIST, self.links[LIST].next);
         }
@@ -173,10 +154,7 @@ impl BlockPool {
     pub fn shrink(&mut self, new_num_blocks: NumBlocks) -> Result<()> {
         let num_blocks = self.num_blocks();
         if new_num_blocks > num_blocks {
-            return Err(Error::ShrinkAboveCurrent {
-                asked: new_num_blocks,
-                num_blocks,
-            });
+            return Err(Error::ShrinkAboveCurrent { asked: new_num_blocks, num_blocks });
         }
         if new_num_blocks.0 == 0 {
             return Err(Error::ZeroBudget { name: "num_blocks" });

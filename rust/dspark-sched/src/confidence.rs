@@ -6,11 +6,7 @@
 /// A confidence as a probability: NaN and infinities are 0, the rest is clamped to `[0, 1]`.
 #[must_use]
 pub fn sanitized(confidence: f32) -> f32 {
-    if confidence.is_finite() {
-        confidence.clamp(0.0, 1.0)
-    } else {
-        0.0
-    }
+    if confidence.is_finite() { confidence.clamp(0.0, 1.0) } else { 0.0 }
 }
 
 /// Yields the survival of each draft of one request, from its confidences in draft order.

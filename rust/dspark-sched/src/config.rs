@@ -68,21 +68,14 @@ impl SchedulerConfig {
             ("vocab_size", self.vocab_size),
             ("block_size", self.block_size.get()),
             ("num_blocks", self.num_blocks.0),
-            (
-                "long_prefill_token_threshold",
-                threshold.map_or(1, |threshold| threshold.0),
-            ),
+            ("long_prefill_token_threshold", threshold.map_or(1, |threshold| threshold.0)),
         ];
         for (name, asked) in limits {
             if asked == 0 {
                 return Err(Error::ZeroBudget { name });
             }
             if asked > MAX_INT32 {
-                return Err(Error::BudgetTooLarge {
-                    name,
-                    asked,
-                    limit: MAX_INT32,
-                });
+                return Err(Error::BudgetTooLarge { name, asked, limit: MAX_INT32 });
             }
         }
         self.check_token_budget()
@@ -104,10 +97,7 @@ impl SchedulerConfig {
         if self.chunked_prefill == ChunkedPrefill::Disabled
             && max_num_batched_tokens < max_model_len
         {
-            return Err(Error::BudgetBelowModelLen {
-                max_num_batched_tokens,
-                max_model_len,
-            });
+            return Err(Error::BudgetBelowModelLen { max_num_batched_tokens, max_model_len });
         }
         Ok(())
     }
@@ -117,17 +107,14 @@ impl SchedulerConfig {
     #[must_use]
     pub fn max_num_draft_requests(&self) -> u32 {
         let per_request = self.num_speculative_tokens.0.max(1);
-        self.max_num_seqs
-            .min(self.max_num_batched_tokens.0 / per_request)
+        self.max_num_seqs.min(self.max_num_batched_tokens.0 / per_request)
     }
 
     /// Most rows that a step samples: one per request and one per draft, within the budget.
     #[must_use]
     pub fn max_num_sample_rows(&self) -> u32 {
         let per_request = self.num_speculative_tokens.0.saturating_add(1);
-        self.max_num_seqs
-            .saturating_mul(per_request)
-            .min(self.max_num_batched_tokens.0)
+        self.max_num_seqs.saturating_mul(per_request).min(self.max_num_batched_tokens.0)
     }
 
     /// Most blocks of one request: the width of a block table that never has to grow.
@@ -139,9 +126,7 @@ impl SchedulerConfig {
     /// Most blocks that a request may need: all its tokens but the last, drafts and lookahead.
     #[must_use]
     pub fn num_blocks_needed(&self, num_prompt: NumTokens, max_tokens: NumTokens) -> NumBlocks {
-        let num_tokens = num_prompt
-            .saturating_add(max_tokens)
-            .min(self.max_model_len);
+        let num_tokens = num_prompt.saturating_add(max_tokens).min(self.max_model_len);
         num_tokens
             .saturating_sub(NumTokens(1))
             .saturating_add(self.num_speculative_tokens)
@@ -157,9 +142,9 @@ impl SchedulerConfig {
     pub(crate) fn long_prefill_token_threshold(&self) -> Option<NumTokens> {
         match self.chunked_prefill {
             ChunkedPrefill::Disabled => None,
-            ChunkedPrefill::Enabled {
-                long_prefill_token_threshold,
-            } => long_prefill_token_threshold,
+            ChunkedPrefill::Enabled { long_prefill_token_threshold } => {
+                long_prefill_token_threshold
+            }
         }
     }
 }

@@ -266,12 +266,5 @@ pub enum Error {
 
 /// `Ok` when the rule holds, else [`Error::Corrupt`].
 pub(crate) fn ensure(holds: bool, rule: &'static str, subject: impl Into<u64>) -> Result<()> {
-    if holds {
-        Ok(())
-    } else {
-        Err(Error::Corrupt {
-            rule,
-            subject: subject.into(),
-        })
-    }
+    if holds { Ok(()) } else { Err(Error::Corrupt { rule, subject: subject.into() }) }
 }

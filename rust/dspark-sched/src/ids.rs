@@ -115,9 +115,7 @@ impl BlockSize {
     /// # Errors
     /// [`Error::ZeroBlockSize`].
     pub fn new(num_tokens: u32) -> Result<Self> {
-        NonZeroU32::new(num_tokens)
-            .map(Self)
-            .ok_or(Error::ZeroBlockSize)
+        NonZeroU32::new(num_tokens).map(Self).ok_or(Error::ZeroBlockSize)
     }
 
     /// Tokens per block.

@@ -59,11 +59,7 @@ impl Scheduler {
             ensure(held.insert(slot), "a slot has one occupant", slot.0)?;
         }
         let num_slots = held.len() + self.slots.num_free();
-        ensure(
-            num_slots == self.config.max_num_seqs as usize,
-            "no slot is lost",
-            0_u32,
-        )
+        ensure(num_slots == self.config.max_num_seqs as usize, "no slot is lost", 0_u32)
     }
 
     fn check_reference_counts(&self) -> Result<()> {
@@ -89,35 +85,19 @@ impl Scheduler {
         let num_computed = request.num_computed_tokens.0;
         let row = request.row_in_flight.filter(|_| self.is_in_flight);
         let Some(row) = row else {
-            ensure(
-                request.row_in_flight.is_none(),
-                "an idle request is in no row",
-                id,
-            )?;
+            ensure(request.row_in_flight.is_none(), "an idle request is in no row", id)?;
             return ensure(num_computed < num_tokens, "a token is left to compute", id);
         };
-        ensure(
-            self.rows.get(row).is_some_and(|row| row.index == index),
-            "rows agree",
-            id,
-        )?;
+        ensure(self.rows.get(row).is_some_and(|row| row.index == index), "rows agree", id)?;
         let most = num_tokens + request.num_drafts();
-        ensure(
-            num_computed <= most,
-            "a step computes known tokens and drafts",
-            id,
-        )
+        ensure(num_computed <= most, "a step computes known tokens and drafts", id)
     }
 }
 
 fn check_idle(request: &Request) -> Result<()> {
     let id = request.id().0;
     let holds_nothing = request.block_ids().is_empty() && request.slot.is_none();
-    ensure(
-        holds_nothing,
-        "a waiting request holds no block and no slot",
-        id,
-    )?;
+    ensure(holds_nothing, "a waiting request holds no block and no slot", id)?;
     let is_quiet = request.drafts().is_empty() && request.row_in_flight.is_none();
     ensure(is_quiet, "a waiting request has no draft and no row", id)?;
     let is_at_root = request.num_registered_blocks == 0 && request.chain_end == request.root();
@@ -151,10 +131,7 @@ mod tests {
         }
         scheduler.schedule()?;
         let outcome = RowOutcome::Sampled(&[TokenId(4)]);
-        scheduler.update(&[RequestResult {
-            request_id: RequestId(1),
-            outcome,
-        }])?;
+        scheduler.update(&[RequestResult { request_id: RequestId(1), outcome }])?;
         scheduler.check_integrity()?;
         Ok(scheduler)
     }
@@ -167,13 +144,8 @@ mod tests {
         damage(&mut scheduler, &mut request);
         scheduler.requests.insert(request);
         let error = scheduler.check_integrity().unwrap_err();
-        let Error::Corrupt { rule, subject } = error else {
-            panic!("{error}")
-        };
-        assert_eq!(
-            error.to_string(),
-            format!("invariant broken: {rule} (at {subject})")
-        );
+        let Error::Corrupt { rule, subject } = error else { panic!("{error}") };
+        assert_eq!(error.to_string(), format!("invariant broken: {rule} (at {subject})"));
         (rule, subject)
     }
 

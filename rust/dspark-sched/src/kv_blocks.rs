@@ -35,13 +35,7 @@ impl KvBlocks {
         is_caching: bool,
     ) -> Result<Self> {
         let pool = BlockPool::new(num_blocks)?;
-        Ok(Self {
-            pool,
-            cache: PrefixCache::new(num_blocks),
-            block_size,
-            hash,
-            is_caching,
-        })
+        Ok(Self { pool, cache: PrefixCache::new(num_blocks), block_size, hash, is_caching })
     }
 
     pub(crate) fn pool(&self) -> &BlockPool {
@@ -54,10 +48,7 @@ impl KvBlocks {
 
     /// The longest cached prefix that leaves at least one token to compute.
     pub(crate) fn find_prefix(&self, request: &mut Request) -> PrefixHit {
-        let mut hit = PrefixHit {
-            block_ids: Vec::new(),
-            chain_end: request.root(),
-        };
+        let mut hit = PrefixHit { block_ids: Vec::new(), chain_end: request.root() };
         if !self.is_caching || request.skip_reading_prefix_cache {
             return hit;
         }
@@ -67,11 +58,7 @@ impl KvBlocks {
             let Some((hash, token_ids)) = request.hashed_block(index, self.block_size) else {
                 break;
             };
-            let content = BlockContent {
-                parent: &hit.chain_end,
-                hash,
-                token_ids,
-            };
+            let content = BlockContent { parent: &hit.chain_end, hash, token_ids };
             let Some(node) = self.cache.find(content) else {
                 break;
             };
@@ -98,10 +85,7 @@ impl KvBlocks {
         num_slots: NumTokens,
     ) -> Result<bool> {
         let num_hit = saturating_u32(hit.block_ids.len());
-        let num_new = num_slots
-            .num_blocks(self.block_size)
-            .0
-            .saturating_sub(num_hit);
+        let num_new = num_slots.num_blocks(self.block_size).0.saturating_sub(num_hit);
         let mut num_revived = 0;
         for &block_id in &hit.block_ids {
             num_revived += u32::from(self.pool.num_refs(block_id)? == 0);
@@ -127,10 +111,7 @@ impl KvBlocks {
         num_slots: NumTokens,
     ) -> Result<bool> {
         let num_held = saturating_u32(request.block_ids.len());
-        let num_new = num_slots
-            .num_blocks(self.block_size)
-            .0
-            .saturating_sub(num_held);
+        let num_new = num_slots.num_blocks(self.block_size).0.saturating_sub(num_held);
         if num_new > self.pool.num_free().0 {
             return Ok(false);
         }
@@ -146,10 +127,7 @@ impl KvBlocks {
 
     /// Makes the request's computed full blocks findable.
     pub(crate) fn register(&mut self, request: &mut Request) -> Result<()> {
-        let num_full = request
-            .num_computed_tokens
-            .num_full_blocks(self.block_size)
-            .0 as usize;
+        let num_full = request.num_computed_tokens.num_full_blocks(self.block_size).0 as usize;
         if !self.is_caching || num_full <= request.num_registered_blocks {
             return Ok(());
         }
@@ -160,11 +138,7 @@ impl KvBlocks {
             let (Some((hash, token_ids)), Some(block_id)) = (hashed, block_id) else {
                 break;
             };
-            let content = BlockContent {
-                parent: &request.chain_end,
-                hash,
-                token_ids,
-            };
+            let content = BlockContent { parent: &request.chain_end, hash, token_ids };
             let node = self.cache.insert(content, block_id)?;
             request.chain_end = ChainEnd::Node(node);
             request.num_registered_blocks = index + 1;
@@ -223,18 +197,10 @@ impl KvBlocks {
             let node = self.cache.node_of(block_id);
             let is_registered = index < request.num_registered_blocks;
             let agree = node.is_some() == is_registered;
-            ensure(
-                agree,
-                "registered blocks, and they alone, are cached",
-                block_id.0,
-            )?;
+            ensure(agree, "registered blocks, and they alone, are cached", block_id.0)?;
             let hashed = request.hashed_block(index, self.block_size);
             if let (Some(node), Some((hash, token_ids))) = (node, hashed) {
-                let content = BlockContent {
-                    parent: &parent,
-                    hash,
-                    token_ids,
-                };
+                let content = BlockContent { parent: &parent, hash, token_ids };
                 self.cache.check_content(node, content)?;
                 parent = ChainEnd::Node(node);
             }

@@ -59,9 +59,7 @@ impl StepOutput {
     /// New tokens of one of `requests`.
     #[must_use]
     pub fn new_token_ids(&self, output: &RequestOutput) -> &[TokenId] {
-        self.token_ids
-            .get(output.token_range.clone())
-            .unwrap_or_default()
+        self.token_ids.get(output.token_range.clone()).unwrap_or_default()
     }
 
     pub(crate) fn begin(&mut self, step_id: StepId) {

@@ -118,15 +118,12 @@ impl SchedulePlan {
         let request = row.request;
         let num_computed = request.num_computed_tokens.0;
         self.request_ids.push(request.id());
-        self.request_slots
-            .push(request.slot.map_or(-1, |slot| slot.0.cast_signed()));
+        self.request_slots.push(request.slot.map_or(-1, |slot| slot.0.cast_signed()));
         self.slot_generations.push(row.generation.0);
         self.num_scheduled_tokens.push(row.num_tokens.cast_signed());
         self.num_computed_tokens.push(num_computed.cast_signed());
-        self.seq_lens
-            .push((num_computed + row.num_tokens).cast_signed());
-        self.num_draft_tokens
-            .push(request.num_drafts().cast_signed());
+        self.seq_lens.push((num_computed + row.num_tokens).cast_signed());
+        self.num_draft_tokens.push(request.num_drafts().cast_signed());
         self.push_tokens(row);
         let end = saturating_u32(self.input_token_ids.len());
         self.query_start_loc.push(end.cast_signed());
@@ -134,8 +131,7 @@ impl SchedulePlan {
             let first = end - 1 - request.num_drafts();
             self.sample_rows.extend((first..end).map(u32::cast_signed));
         }
-        self.sample_start_loc
-            .push(saturating_u32(self.sample_rows.len()).cast_signed());
+        self.sample_start_loc.push(saturating_u32(self.sample_rows.len()).cast_signed());
         self.push_block_table(request);
     }
 
@@ -157,15 +153,9 @@ impl SchedulePlan {
     }
 
     fn push_block_table(&mut self, request: &Request) {
-        self.block_tables.extend(
-            request
-                .block_ids
-                .iter()
-                .map(|block_id| block_id.0.cast_signed()),
-        );
+        self.block_tables.extend(request.block_ids.iter().map(|block_id| block_id.0.cast_signed()));
         let num_rows = self.request_ids.len();
-        self.block_tables
-            .resize(num_rows * self.block_table_width as usize, 0);
+        self.block_tables.resize(num_rows * self.block_table_width as usize, 0);
     }
 }
 

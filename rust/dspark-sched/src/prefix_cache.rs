@@ -140,9 +140,7 @@ impl PrefixCache {
             return Ok(());
         };
         self.node_of_block[block_id.index()] = None;
-        self.node_mut(id)?
-            .block_ids
-            .retain(|&held| held != block_id);
+        self.node_mut(id)?.block_ids.retain(|&held| held != block_id);
         self.prune(id)
     }
 
@@ -193,18 +191,12 @@ impl PrefixCache {
 
     fn node(&self, id: NodeId) -> Result<&Node> {
         let node = self.nodes.get(id.0).and_then(Option::as_ref);
-        node.ok_or(Error::Corrupt {
-            rule: "a prefix node exists",
-            subject: id.0 as u64,
-        })
+        node.ok_or(Error::Corrupt { rule: "a prefix node exists", subject: id.0 as u64 })
     }
 
     fn node_mut(&mut self, id: NodeId) -> Result<&mut Node> {
         let node = self.nodes.get_mut(id.0).and_then(Option::as_mut);
-        node.ok_or(Error::Corrupt {
-            rule: "a prefix node exists",
-            subject: id.0 as u64,
-        })
+        node.ok_or(Error::Corrupt { rule: "a prefix node exists", subject: id.0 as u64 })
     }
 
     /// Checks that a node stands for these tokens after this parent.

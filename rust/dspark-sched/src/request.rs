@@ -206,9 +206,7 @@ impl Request {
             self.token_ids.push(token_id);
             let num_output_tokens = NumTokens::of(self.output_token_ids());
             let num_free_tokens = max_model_len.saturating_sub(self.num_tokens());
-            let end = self
-                .stopping
-                .check(token_id, num_output_tokens, num_free_tokens);
+            let end = self.stopping.check(token_id, num_output_tokens, num_free_tokens);
             if end.is_some() {
                 return (index + 1, end);
             }
@@ -252,18 +250,13 @@ impl Request {
         block_size: BlockSize,
     ) -> Option<(BlockHash, &[TokenId])> {
         let hash = *self.block_hashes.get(index)?;
-        let tokens = self
-            .token_ids
-            .chunks_exact(block_size.get() as usize)
-            .nth(index)?;
+        let tokens = self.token_ids.chunks_exact(block_size.get() as usize).nth(index)?;
         Some((hash, tokens))
     }
 
     /// Drafts as elements of an int32 array, placeholders as -1.
     pub(crate) fn drafts_as_int32(&self) -> impl Iterator<Item = i32> + '_ {
-        self.drafts
-            .iter()
-            .map(|draft| draft.map_or(-1, TokenId::as_int32))
+        self.drafts.iter().map(|draft| draft.map_or(-1, TokenId::as_int32))
     }
 
     /// Number of drafts.

@@ -23,10 +23,7 @@ pub(crate) struct RequestTable {
 
 impl RequestTable {
     pub(crate) fn insert(&mut self, request: Request) -> RequestIndex {
-        let index = self
-            .vacant
-            .pop()
-            .unwrap_or(RequestIndex(self.entries.len()));
+        let index = self.vacant.pop().unwrap_or(RequestIndex(self.entries.len()));
         if index.0 == self.entries.len() {
             self.entries.push(None);
         }
@@ -48,17 +45,11 @@ impl RequestTable {
     }
 
     pub(crate) fn get(&self, index: RequestIndex) -> Result<&Request> {
-        self.entries
-            .get(index.0)
-            .and_then(Option::as_ref)
-            .ok_or_else(|| missing(index))
+        self.entries.get(index.0).and_then(Option::as_ref).ok_or_else(|| missing(index))
     }
 
     pub(crate) fn get_mut(&mut self, index: RequestIndex) -> Result<&mut Request> {
-        self.entries
-            .get_mut(index.0)
-            .and_then(Option::as_mut)
-            .ok_or_else(|| missing(index))
+        self.entries.get_mut(index.0).and_then(Option::as_mut).ok_or_else(|| missing(index))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -67,15 +58,10 @@ impl RequestTable {
 
     /// Live requests in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (RequestIndex, &Request)> {
-        self.by_id
-            .values()
-            .filter_map(|&index| self.get(index).ok().map(|found| (index, found)))
+        self.by_id.values().filter_map(|&index| self.get(index).ok().map(|found| (index, found)))
     }
 }
 
 fn missing(index: RequestIndex) -> Error {
-    Error::Corrupt {
-        rule: "a queued request is live",
-        subject: index.0 as u64,
-    }
+    Error::Corrupt { rule: "a queued request is live", subject: index.0 as u64 }
 }

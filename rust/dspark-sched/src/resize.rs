@@ -26,16 +26,10 @@ impl Scheduler {
     pub fn shrink(&mut self, new_num_blocks: NumBlocks) -> Result<()> {
         for (_, request) in self.requests.iter() {
             let max_tokens = request.stopping.max_tokens;
-            let needed = self
-                .config
-                .num_blocks_needed(request.num_prompt_tokens(), max_tokens);
+            let needed = self.config.num_blocks_needed(request.num_prompt_tokens(), max_tokens);
             if needed > new_num_blocks {
                 let (request_id, asked) = (request.id(), new_num_blocks);
-                return Err(Error::ShrinkBelowRequest {
-                    request_id,
-                    needed,
-                    asked,
-                });
+                return Err(Error::ShrinkBelowRequest { request_id, needed, asked });
             }
         }
         self.kv.shrink(new_num_blocks)
@@ -51,10 +45,7 @@ impl Scheduler {
         let mut victims = Vec::new();
         for &index in &self.running {
             let block_ids = self.requests.get(index)?.block_ids();
-            if block_ids
-                .iter()
-                .any(|block_id| block_id.0 >= new_num_blocks.0)
-            {
+            if block_ids.iter().any(|block_id| block_id.0 >= new_num_blocks.0) {
                 victims.push(index);
             }
         }

@@ -59,10 +59,7 @@ impl Scheduler {
         num_slots: NumTokens,
         cursor: &mut usize,
     ) -> Result<bool> {
-        while !self
-            .kv
-            .try_extend(self.requests.get_mut(index)?, num_slots)?
-        {
+        while !self.kv.try_extend(self.requests.get_mut(index)?, num_slots)? {
             let Some(victim) = self.served_last()? else {
                 return Ok(false);
             };
@@ -139,13 +136,9 @@ impl Scheduler {
         }
         if request.status == RequestStatus::Waiting {
             request.num_cached_tokens = num_hit;
-            self.stats
-                .prefix_cache
-                .record(request.num_tokens(), num_hit);
+            self.stats.prefix_cache.record(request.num_tokens(), num_hit);
         } else {
-            self.stats
-                .prefix_cache_resumed
-                .record(request.num_tokens(), num_hit);
+            self.stats.prefix_cache_resumed.record(request.num_tokens(), num_hit);
         }
         request.slot = self.slots.try_assign();
         request.status = RequestStatus::Running;
@@ -157,14 +150,8 @@ impl Scheduler {
         let wanted = request.num_tokens().0 + request.num_drafts() - num_computed.0;
         // The last position is never an input: a request ends when it gets the token for it.
         let up_to_model_len = self.config.max_model_len.0 - 1 - num_computed.0;
-        let threshold = self
-            .config
-            .long_prefill_token_threshold()
-            .map_or(u32::MAX, |most| most.0);
-        wanted
-            .min(threshold)
-            .min(up_to_model_len)
-            .min(self.token_budget)
+        let threshold = self.config.long_prefill_token_threshold().map_or(u32::MAX, |most| most.0);
+        wanted.min(threshold).min(up_to_model_len).min(self.token_budget)
     }
 
     /// KV slots that a request needs for this step and for the drafts made after it.
@@ -180,16 +167,9 @@ impl Scheduler {
         let request = self.requests.get_mut(index)?;
         let (is_decode, num_committed) = (request.is_decoding(), request.num_tokens().0);
         let end = request.num_computed_tokens.0 + num_tokens;
-        request
-            .drafts
-            .truncate(end.saturating_sub(num_committed) as usize);
+        request.drafts.truncate(end.saturating_sub(num_committed) as usize);
         let is_sampled = end >= num_committed;
-        self.rows.push(StepRow {
-            index,
-            num_tokens,
-            is_decode,
-            is_sampled,
-        });
+        self.rows.push(StepRow { index, num_tokens, is_decode, is_sampled });
         self.token_budget -= num_tokens;
         Ok(())
     }

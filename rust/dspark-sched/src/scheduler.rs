@@ -111,10 +111,7 @@ impl Scheduler {
             SchedulingPolicy::Fcfs => 0,
             SchedulingPolicy::Priority => new.priority,
         };
-        let rank = Rank {
-            priority,
-            arrival: self.next_arrival,
-        };
+        let rank = Rank { priority, arrival: self.next_arrival };
         self.next_arrival += 1;
         let index = self.requests.insert(Request::new(new, rank));
         self.waiting.insert((rank, index));
@@ -132,11 +129,7 @@ impl Scheduler {
             return Err(Error::EmptyPrompt { request_id });
         }
         if num_prompt_tokens >= max_model_len {
-            return Err(Error::PromptTooLong {
-                request_id,
-                num_prompt_tokens,
-                max_model_len,
-            });
+            return Err(Error::PromptTooLong { request_id, num_prompt_tokens, max_model_len });
         }
         self.check_vocabulary(request_id, new.prompt_token_ids.iter().copied())?;
         self.check_limits(new)
@@ -149,21 +142,13 @@ impl Scheduler {
             return Err(Error::ZeroMaxTokens { request_id });
         }
         if min_tokens > max_tokens {
-            return Err(Error::MinTokensAboveMax {
-                request_id,
-                min_tokens,
-                max_tokens,
-            });
+            return Err(Error::MinTokensAboveMax { request_id, min_tokens, max_tokens });
         }
         let num_prompt_tokens = NumTokens::of(&new.prompt_token_ids);
         let needed = self.config.num_blocks_needed(num_prompt_tokens, max_tokens);
         let num_blocks = self.pool().num_blocks();
         if needed > num_blocks {
-            return Err(Error::NeverFits {
-                request_id,
-                needed,
-                num_blocks,
-            });
+            return Err(Error::NeverFits { request_id, needed, num_blocks });
         }
         Ok(())
     }
@@ -174,15 +159,8 @@ impl Scheduler {
         token_ids: impl IntoIterator<Item = TokenId>,
     ) -> Result<()> {
         let vocab_size = self.config.vocab_size;
-        match token_ids
-            .into_iter()
-            .find(|token_id| token_id.0 >= vocab_size)
-        {
-            Some(token_id) => Err(Error::TokenOutOfVocabulary {
-                request_id,
-                token_id,
-                vocab_size,
-            }),
+        match token_ids.into_iter().find(|token_id| token_id.0 >= vocab_size) {
+            Some(token_id) => Err(Error::TokenOutOfVocabulary { request_id, token_id, vocab_size }),
             None => Ok(()),
         }
     }
@@ -198,11 +176,7 @@ impl Scheduler {
         let index = self.find(request_id)?;
         let (asked, limit) = (NumTokens::of(drafts), self.config.num_speculative_tokens);
         if asked > limit {
-            return Err(Error::TooManyDrafts {
-                request_id,
-                asked,
-                limit,
-            });
+            return Err(Error::TooManyDrafts { request_id, asked, limit });
         }
         self.check_vocabulary(request_id, drafts.iter().copied().flatten())?;
         let request = self.requests.get_mut(index)?;
@@ -288,8 +262,6 @@ impl Scheduler {
     }
 
     fn find(&self, request_id: RequestId) -> Result<RequestIndex> {
-        self.requests
-            .find(request_id)
-            .ok_or(Error::UnknownRequest { request_id })
+        self.requests.find(request_id).ok_or(Error::UnknownRequest { request_id })
     }
 }

@@ -36,10 +36,7 @@ impl SlotTable {
 
     /// Generation of a slot's occupant.
     pub(crate) fn generation(&self, slot: SlotId) -> Generation {
-        self.generations
-            .get(slot.0 as usize)
-            .copied()
-            .unwrap_or_default()
+        self.generations.get(slot.0 as usize).copied().unwrap_or_default()
     }
 
     pub(crate) fn is_free(&self, slot: SlotId) -> bool {

@@ -29,10 +29,7 @@ pub struct Finished {
 
 impl From<FinishReason> for Finished {
     fn from(reason: FinishReason) -> Self {
-        Self {
-            reason,
-            stop_token_id: None,
-        }
+        Self { reason, stop_token_id: None }
     }
 }
 
@@ -78,10 +75,7 @@ impl Stopping {
                 return Some(FinishReason::Stop.into());
             }
             if self.stop_token_ids.contains(&last) {
-                return Some(Finished {
-                    reason: FinishReason::Stop,
-                    stop_token_id: Some(last),
-                });
+                return Some(Finished { reason: FinishReason::Stop, stop_token_id: Some(last) });
             }
         }
         let is_at_limit = num_output_tokens >= self.max_tokens || num_free_tokens.0 == 0;

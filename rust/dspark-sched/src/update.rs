@@ -29,10 +29,7 @@ impl Scheduler {
             };
             let result = self.result_of_row.get(row).copied().flatten();
             let outcome = result.and_then(|number| results.get(number));
-            self.apply(
-                index,
-                outcome.map_or(RowOutcome::Sampled(&[]), |result| result.outcome),
-            )?;
+            self.apply(index, outcome.map_or(RowOutcome::Sampled(&[]), |result| result.outcome))?;
         }
         Ok(&self.output)
     }
@@ -83,15 +80,9 @@ impl Scheduler {
         for (number, result) in results.iter().enumerate() {
             let request_id = result.request_id;
             let row = self.row_of(request_id, number);
-            let row = row.ok_or(Error::NotScheduled {
-                request_id,
-                step_id,
-            })?;
+            let row = row.ok_or(Error::NotScheduled { request_id, step_id })?;
             if self.result_of_row[row].replace(number).is_some() {
-                return Err(Error::DuplicateResult {
-                    request_id,
-                    step_id,
-                });
+                return Err(Error::DuplicateResult { request_id, step_id });
             }
             if let (Some(index), RowOutcome::Sampled(tokens)) =
                 (self.live_request(row), result.outcome)
@@ -107,10 +98,7 @@ impl Scheduler {
             let is_wanted = self.rows[row].is_sampled && self.live_request(row).is_some();
             if is_wanted && result.is_none() {
                 let request_id = self.plan.request_ids[row];
-                return Err(Error::MissingResult {
-                    request_id,
-                    step_id,
-                });
+                return Err(Error::MissingResult { request_id, step_id });
             }
         }
         Ok(())
@@ -121,10 +109,7 @@ impl Scheduler {
         if self.plan.request_ids.get(hint) == Some(&request_id) {
             return Some(hint);
         }
-        self.plan
-            .request_ids
-            .iter()
-            .position(|&other| other == request_id)
+        self.plan.request_ids.iter().position(|&other| other == request_id)
     }
 
     /// The request of a row, unless it ended since. Its index or its id may belong to another by
@@ -139,18 +124,9 @@ impl Scheduler {
         let request_id = request.id();
         let found = NumTokens::of(tokens);
         let least = NumTokens(u32::from(is_sampled));
-        let limit = if is_sampled {
-            NumTokens(request.num_drafts() + 1)
-        } else {
-            least
-        };
+        let limit = if is_sampled { NumTokens(request.num_drafts() + 1) } else { least };
         if found < least || found > limit {
-            return Err(Error::WrongTokenCount {
-                request_id,
-                found,
-                least,
-                limit,
-            });
+            return Err(Error::WrongTokenCount { request_id, found, least, limit });
         }
         self.check_vocabulary(request_id, tokens.iter().copied())?;
         match tokens.split_last() {
@@ -165,12 +141,9 @@ impl Scheduler {
         let num_drafts = request.num_drafts();
         request.drafts.clear();
         match outcome {
-            RowOutcome::Failed => self.push_output(
-                index,
-                &[],
-                Some(FinishReason::Error.into()),
-                [num_drafts, 0],
-            ),
+            RowOutcome::Failed => {
+                self.push_output(index, &[], Some(FinishReason::Error.into()), [num_drafts, 0])
+            }
             RowOutcome::Sampled([]) => self.kv.register(request),
             RowOutcome::Sampled(tokens) => {
                 let num_accepted = NumTokens::of(tokens).0 - 1;

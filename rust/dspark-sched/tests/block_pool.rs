@@ -1,10 +1,7 @@
 //! The pool against a plain model: a queue of free ids and a count per id.
 
 #![allow(clippy::unwrap_used)]
-#![allow(
-    clippy::cast_possible_truncation,
-    reason = "numbers of tests are small"
-)]
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 use std::collections::VecDeque;
 
@@ -28,10 +25,7 @@ struct Model {
 
 impl Model {
     fn new(num_blocks: u32) -> Self {
-        Self {
-            free: (0..num_blocks).collect(),
-            num_refs: vec![0; num_blocks as usize],
-        }
+        Self { free: (0..num_blocks).collect(), num_refs: vec![0; num_blocks as usize] }
     }
 
     fn allocate(&mut self) -> Option<BlockId> {
@@ -135,40 +129,28 @@ fn blocks_are_handed_out_lowest_first_then_in_the_order_of_release() {
     for id in [1, 2, 0] {
         pool.release(BlockId(id)).unwrap();
     }
-    assert_eq!(
-        pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(),
-        [1, 2, 0]
-    );
+    assert_eq!(pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(), [1, 2, 0]);
 }
 
 #[test]
 fn a_block_in_the_middle_of_the_free_list_can_be_acquired() {
     let mut pool = BlockPool::new(NumBlocks(5)).unwrap();
     pool.acquire(BlockId(2)).unwrap();
-    assert_eq!(
-        pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(),
-        [0, 1, 3, 4]
-    );
+    assert_eq!(pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(), [0, 1, 3, 4]);
 }
 
 #[test]
 fn new_blocks_are_used_before_those_with_old_content() {
     let mut pool = BlockPool::new(NumBlocks(2)).unwrap();
     pool.grow(NumBlocks(4)).unwrap();
-    assert_eq!(
-        pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(),
-        [2, 3, 0, 1]
-    );
+    assert_eq!(pool.free_blocks().map(|id| id.0).collect::<Vec<u32>>(), [2, 3, 0, 1]);
 }
 
 #[test]
 fn a_pool_of_one_block_works() {
     let mut pool = BlockPool::new(NumBlocks(1)).unwrap();
     let block_id = pool.try_allocate().unwrap();
-    assert!(matches!(
-        pool.shrink(NumBlocks(0)),
-        Err(Error::ZeroBudget { .. })
-    ));
+    assert!(matches!(pool.shrink(NumBlocks(0)), Err(Error::ZeroBudget { .. })));
     pool.release(block_id).unwrap();
     assert_eq!(pool.try_allocate(), Some(block_id));
 }

@@ -27,10 +27,7 @@ fn b22_placeholders_of_a_preempted_request_reach_no_embedding() {
     }
     let mut num_preempted_with_drafts = 0;
     while !engine.live_ids().is_empty() {
-        let has_drafts = engine
-            .scheduler
-            .requests()
-            .any(|request| !request.drafts().is_empty());
+        let has_drafts = engine.scheduler.requests().any(|request| !request.drafts().is_empty());
         engine.step(|_| {}, None);
         let plan = engine.plans.last().unwrap();
         num_preempted_with_drafts += usize::from(has_drafts) * plan.preempted_request_ids.len();
@@ -49,33 +46,19 @@ fn b22_a_preempted_request_comes_back_without_drafts() {
         config.enable_prefix_caching = false;
     });
     for (id, first) in [(1, 0), (2, 20)] {
-        scheduler
-            .add_request(support::request(id, first, 8))
-            .unwrap();
+        scheduler.add_request(support::request(id, first, 8)).unwrap();
     }
     step(&mut scheduler);
     for id in [1, 2] {
-        assert_eq!(
-            scheduler.set_drafts(RequestId(id), &PLACEHOLDERS),
-            Ok(DraftUse::Held)
-        );
+        assert_eq!(scheduler.set_drafts(RequestId(id), &PLACEHOLDERS), Ok(DraftUse::Held));
     }
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.preempted_request_ids), ids(&plan.request_ids)),
-        (vec![2], vec![1])
-    );
-    assert_eq!(
-        scheduler.set_drafts(RequestId(2), &PLACEHOLDERS),
-        Ok(DraftUse::Dropped)
-    );
+    assert_eq!((ids(&plan.preempted_request_ids), ids(&plan.request_ids)), (vec![2], vec![1]));
+    assert_eq!(scheduler.set_drafts(RequestId(2), &PLACEHOLDERS), Ok(DraftUse::Dropped));
     scheduler.abort(RequestId(1)).unwrap();
     let plan = step(&mut scheduler);
     assert_eq!(plan.input_token_ids, [20, 21, 22, 23, 24, 25, 26, 27, 1]);
-    assert_eq!(
-        (plan.num_draft_tokens, plan.sample_rows),
-        (vec![0], vec![8])
-    );
+    assert_eq!((plan.num_draft_tokens, plan.sample_rows), (vec![0], vec![8]));
 }
 
 /// B23: the budget lets only one of two requests with three drafts run.
@@ -86,25 +69,17 @@ fn b23_drafts_are_dropped_when_their_request_misses_a_step() {
         config.max_num_batched_tokens = NumTokens(4);
     });
     for (id, first) in [(1, 0), (2, 20)] {
-        scheduler
-            .add_request(support::request(id, first, 2))
-            .unwrap();
+        scheduler.add_request(support::request(id, first, 2)).unwrap();
     }
     step(&mut scheduler);
     for id in [1, 2] {
         scheduler.set_drafts(RequestId(id), &PLACEHOLDERS).unwrap();
     }
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_draft_tokens),
-        (vec![1], vec![3])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_draft_tokens), (vec![1], vec![3]));
     assert!(scheduler.request(RequestId(2)).unwrap().drafts().is_empty());
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_draft_tokens),
-        (vec![1, 2], vec![0, 0])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_draft_tokens), (vec![1, 2], vec![0, 0]));
 }
 
 fn b28_config() -> SchedulerConfig {
@@ -131,10 +106,7 @@ fn b28_the_draft_batch_fits_the_token_budget() {
 /// B28: a budget that cannot work fails with the three numbers.
 #[test]
 fn b28_inconsistent_budgets_name_the_three_numbers() {
-    let config = SchedulerConfig {
-        max_num_batched_tokens: NumTokens(511),
-        ..b28_config()
-    };
+    let config = SchedulerConfig { max_num_batched_tokens: NumTokens(511), ..b28_config() };
     let text = Scheduler::new(config).unwrap_err().to_string();
     for number in ["511", "512", "5 + 1"] {
         assert!(text.contains(number), "{text}");
@@ -165,10 +137,7 @@ fn b45_output(scheduler: &mut Scheduler) -> (Vec<TokenId>, FinishReason, Option<
     let output = scheduler.update(&[sampled(1, &block)]).unwrap();
     let finished = output.requests[0].finished.unwrap();
     let num_tokens = NUM_TOKENS_BEFORE + output.token_ids.len();
-    assert_eq!(
-        output.requests[0].num_computed_tokens.0 as usize, num_tokens,
-        "counters roll back"
-    );
+    assert_eq!(output.requests[0].num_computed_tokens.0 as usize, num_tokens, "counters roll back");
     let new_token_ids = output.new_token_ids(&output.requests[0]).to_vec();
     scheduler.check_integrity().unwrap();
     (new_token_ids, finished.reason, finished.stop_token_id)
@@ -178,10 +147,7 @@ fn b45_output(scheduler: &mut Scheduler) -> (Vec<TokenId>, FinishReason, Option<
 #[test]
 fn b45_an_accepted_block_is_cut_at_end_of_sequence() {
     let mut scheduler = b45_scheduler(|new| new.stopping.eos_token_id = Some(TokenId(2)));
-    assert_eq!(
-        b45_output(&mut scheduler),
-        (tokens([5, 9, 2]), FinishReason::Stop, None)
-    );
+    assert_eq!(b45_output(&mut scheduler), (tokens([5, 9, 2]), FinishReason::Stop, None));
     assert_eq!(scheduler.pool().num_free(), NumBlocks(64));
     // 6 prompt tokens, the first output and [5, 9, 2] fill two blocks and a half; 7 fills none.
     assert_eq!(scheduler.stats().num_cached_blocks, NumBlocks(2));
@@ -192,20 +158,14 @@ fn b45_an_accepted_block_is_cut_at_end_of_sequence() {
 fn b45_an_accepted_block_is_cut_at_its_first_token() {
     let mut scheduler = b45_scheduler(|new| new.stopping.stop_token_ids = tokens([5]));
     let stop = Some(TokenId(5));
-    assert_eq!(
-        b45_output(&mut scheduler),
-        (tokens([5]), FinishReason::Stop, stop)
-    );
+    assert_eq!(b45_output(&mut scheduler), (tokens([5]), FinishReason::Stop, stop));
 }
 
 /// B45: the length limit at position 1 (one output token came before the block).
 #[test]
 fn b45_an_accepted_block_is_cut_at_max_tokens() {
     let mut scheduler = b45_scheduler(|new| new.stopping.max_tokens = NumTokens(3));
-    assert_eq!(
-        b45_output(&mut scheduler),
-        (tokens([5, 9]), FinishReason::Length, None)
-    );
+    assert_eq!(b45_output(&mut scheduler), (tokens([5, 9]), FinishReason::Length, None));
 }
 
 /// B45: a cut inside a block that would fill a cache block caches only what was kept.
@@ -216,9 +176,7 @@ fn b45_tokens_past_the_cut_are_not_cached() {
     assert_eq!(b45_output(&mut scheduler).0, tokens([5]));
     assert_eq!(scheduler.stats().num_cached_blocks, NumBlocks(2));
     let prompt = tokens([10, 11, 12, 13, 14, 15, 1, 5, 9, 2, 7, 0, 0]);
-    scheduler
-        .add_request(NewRequest::new(RequestId(2), prompt, NumTokens(8)))
-        .unwrap();
+    scheduler.add_request(NewRequest::new(RequestId(2), prompt, NumTokens(8))).unwrap();
     assert_eq!(step(&mut scheduler).num_computed_tokens, [8]);
 }
 
@@ -238,10 +196,7 @@ fn b48_requests_beyond_the_pool_finish_by_queueing_or_preemption() {
     let mut most = 0;
     while !engine.live_ids().is_empty() {
         engine.step(|_| {}, None);
-        let lengths = engine
-            .scheduler
-            .requests()
-            .map(|request| request.block_ids().len());
+        let lengths = engine.scheduler.requests().map(|request| request.block_ids().len());
         most = most.max(lengths.max().unwrap_or(0));
     }
     assert_eq!(most, 12);
@@ -255,11 +210,7 @@ fn b48_requests_beyond_the_pool_finish_by_queueing_or_preemption() {
 fn b50_survival_orders_drafts_into_prefixes() {
     let rows = [[0.9, 0.8, 0.5], [0.6, 0.9, 0.9]];
     let survivals = rows.map(|row| survival(&row).collect::<Vec<f32>>());
-    for (found, expected) in survivals
-        .iter()
-        .flatten()
-        .zip([0.90, 0.72, 0.36, 0.60, 0.54, 0.486])
-    {
+    for (found, expected) in survivals.iter().flatten().zip([0.90, 0.72, 0.36, 0.60, 0.54, 0.486]) {
         assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
     }
     let lengths = |budget: usize| {

@@ -19,16 +19,10 @@ fn drafts_are_trimmed_to_the_token_budget() {
     step(&mut scheduler);
     for id in [1, 2] {
         let drafts = [5, 6, 7].map(|id| Some(TokenId(id)));
-        assert_eq!(
-            scheduler.set_drafts(RequestId(id), &drafts),
-            Ok(DraftUse::Held)
-        );
+        assert_eq!(scheduler.set_drafts(RequestId(id), &drafts), Ok(DraftUse::Held));
     }
     let plan = scheduler.schedule().unwrap();
-    assert_eq!(
-        (&plan.num_draft_tokens, plan.num_tokens()),
-        (&vec![3, 1], 6)
-    );
+    assert_eq!((&plan.num_draft_tokens, plan.num_tokens()), (&vec![3, 1], 6));
     assert_eq!(plan.input_token_ids, [1, 5, 6, 7, 1, 5]);
     assert_eq!(plan.sample_start_loc, [0, 4, 6]);
 }
@@ -40,20 +34,12 @@ fn drafts_are_trimmed_at_the_model_length() {
     new.stopping.max_tokens = NumTokens(100);
     scheduler.add_request(new).unwrap();
     step(&mut scheduler);
-    scheduler
-        .set_drafts(RequestId(1), &[Some(TokenId(5)); 3])
-        .unwrap();
+    scheduler.set_drafts(RequestId(1), &[Some(TokenId(5)); 3]).unwrap();
     // Position 15 is the last and never an input: 13 and 14 are.
     let plan = scheduler.schedule().unwrap();
-    assert_eq!(
-        (&plan.positions, &plan.num_draft_tokens),
-        (&vec![13, 14], &vec![1])
-    );
+    assert_eq!((&plan.positions, &plan.num_draft_tokens), (&vec![13, 14], &vec![1]));
     let output = scheduler.update(&[sampled(1, &tokens([5, 6]))]).unwrap();
-    assert_eq!(
-        output.requests[0].finished,
-        Some(FinishReason::Length.into())
-    );
+    assert_eq!(output.requests[0].finished, Some(FinishReason::Length.into()));
 }
 
 #[test]
@@ -61,11 +47,7 @@ fn lookahead_slots_are_allocated_up_to_the_model_length() {
     let mut scheduler = scheduler(|config| config.max_model_len = NumTokens(10));
     for (id, len, expected) in [(1, 1, 1), (2, 2, 2), (3, 5, 2), (4, 6, 3), (5, 8, 3)] {
         scheduler.add_request(request(id, 0, len)).unwrap();
-        assert_eq!(
-            step(&mut scheduler).block_table_width,
-            expected,
-            "prompt of {len}"
-        );
+        assert_eq!(step(&mut scheduler).block_table_width, expected, "prompt of {len}");
         scheduler.abort(RequestId(id)).unwrap();
     }
 }
@@ -78,9 +60,7 @@ fn rejected_drafts_roll_the_computed_count_back() {
     scheduler.add_request(new).unwrap();
     step(&mut scheduler);
     for (accepted, num_computed) in [(vec![5, 9], 6), (vec![5, 6, 7, 8], 10), (vec![9], 11)] {
-        scheduler
-            .set_drafts(RequestId(1), &[5, 6, 7].map(|id| Some(TokenId(id))))
-            .unwrap();
+        scheduler.set_drafts(RequestId(1), &[5, 6, 7].map(|id| Some(TokenId(id)))).unwrap();
         scheduler.schedule().unwrap();
         scheduler.update(&[sampled(1, &tokens(accepted))]).unwrap();
         let request = scheduler.request(RequestId(1)).unwrap();
@@ -97,34 +77,19 @@ fn drafts_that_the_runner_holds_can_be_accepted() {
     scheduler.add_request(request(1, 0, 4)).unwrap();
     step(&mut scheduler);
     scheduler.set_drafts(RequestId(1), &[None; 3]).unwrap();
-    assert_eq!(
-        scheduler.schedule().unwrap().input_token_ids,
-        [1, -1, -1, -1]
-    );
+    assert_eq!(scheduler.schedule().unwrap().input_token_ids, [1, -1, -1, -1]);
     let output = scheduler.update(&[sampled(1, &tokens([7, 8, 9]))]).unwrap();
     assert_eq!(output.requests[0].num_accepted_tokens, NumTokens(2));
-    assert_eq!(
-        scheduler
-            .request(RequestId(1))
-            .unwrap()
-            .num_computed_tokens(),
-        NumTokens(7)
-    );
+    assert_eq!(scheduler.request(RequestId(1)).unwrap().num_computed_tokens(), NumTokens(7));
 }
 
 #[test]
 fn drafts_are_dropped_while_the_prompt_is_computed() {
     let mut scheduler = scheduler(|config| config.max_num_batched_tokens = NumTokens(8));
     scheduler.add_request(request(1, 0, 12)).unwrap();
-    assert_eq!(
-        scheduler.set_drafts(RequestId(1), &[None]),
-        Ok(DraftUse::Dropped)
-    );
+    assert_eq!(scheduler.set_drafts(RequestId(1), &[None]), Ok(DraftUse::Dropped));
     step(&mut scheduler);
-    assert_eq!(
-        scheduler.set_drafts(RequestId(1), &[None]),
-        Ok(DraftUse::Dropped)
-    );
+    assert_eq!(scheduler.set_drafts(RequestId(1), &[None]), Ok(DraftUse::Dropped));
     assert_eq!(step(&mut scheduler).num_draft_tokens, [0]);
 }
 
@@ -137,8 +102,5 @@ fn a_cancelled_step_drops_its_drafts() {
     assert_eq!(scheduler.schedule().unwrap().num_draft_tokens, [3]);
     scheduler.cancel_step().unwrap();
     let plan = scheduler.schedule().unwrap();
-    assert_eq!(
-        (&plan.input_token_ids, &plan.num_draft_tokens),
-        (&vec![1], &vec![0])
-    );
+    assert_eq!((&plan.input_token_ids, &plan.num_draft_tokens), (&vec![1], &vec![0]));
 }

@@ -32,20 +32,12 @@ fn refused_request(change: impl FnOnce(&mut NewRequest)) -> Error {
 fn rejects_block_size_zero() {
     let error = BlockSize::new(0).unwrap_err();
     assert_eq!(error, Error::ZeroBlockSize);
-    assert_eq!(
-        error.to_string(),
-        "block_size is 0: a block holds at least 1 token"
-    );
+    assert_eq!(error.to_string(), "block_size is 0: a block holds at least 1 token");
 }
 
 #[test]
 fn rejects_budgets_of_zero() {
-    for name in [
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "vocab_size",
-    ] {
+    for name in ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "vocab_size"] {
         let error = refused(|config| match name {
             "max_num_seqs" => config.max_num_seqs = 0,
             "max_num_batched_tokens" => config.max_num_batched_tokens = NumTokens(0),
@@ -55,51 +47,26 @@ fn rejects_budgets_of_zero() {
         assert_eq!(error, Error::ZeroBudget { name });
     }
     let name = "num_blocks";
-    assert_eq!(
-        refused(|config| config.num_blocks = NumBlocks(0)),
-        Error::ZeroBudget { name }
-    );
-    assert_eq!(
-        BlockPool::new(NumBlocks(0)).unwrap_err(),
-        Error::ZeroBudget { name }
-    );
+    assert_eq!(refused(|config| config.num_blocks = NumBlocks(0)), Error::ZeroBudget { name });
+    assert_eq!(BlockPool::new(NumBlocks(0)).unwrap_err(), Error::ZeroBudget { name });
     let name = "long_prefill_token_threshold";
     let error = refused(|config| {
         let zero = Some(NumTokens(0));
-        config.chunked_prefill = ChunkedPrefill::Enabled {
-            long_prefill_token_threshold: zero,
-        };
+        config.chunked_prefill = ChunkedPrefill::Enabled { long_prefill_token_threshold: zero };
     });
     assert_eq!(error, Error::ZeroBudget { name });
-    assert_eq!(
-        error.to_string(),
-        "long_prefill_token_threshold is 0: at least 1 is needed"
-    );
+    assert_eq!(error.to_string(), "long_prefill_token_threshold is 0: at least 1 is needed");
 }
 
 #[test]
 fn rejects_a_budget_beyond_int32() {
     let asked = MAX_INT32 + 1;
     let error = refused(|config| config.max_model_len = NumTokens(asked));
-    assert_eq!(
-        error,
-        Error::BudgetTooLarge {
-            name: "max_model_len",
-            asked,
-            limit: MAX_INT32
-        }
-    );
+    assert_eq!(error, Error::BudgetTooLarge { name: "max_model_len", asked, limit: MAX_INT32 });
     let text = "max_model_len is 2147483648: at most 2147483647 fits an int32 array";
     assert_eq!(error.to_string(), text);
     let error = scheduler(|_| {}).grow(NumBlocks(asked)).unwrap_err();
-    assert_eq!(
-        error,
-        Error::BudgetTooLarge {
-            name: "num_blocks",
-            asked,
-            limit: MAX_INT32
-        }
-    );
+    assert_eq!(error, Error::BudgetTooLarge { name: "num_blocks", asked, limit: MAX_INT32 });
 }
 
 #[test]
@@ -129,13 +96,7 @@ fn rejects_whole_prompts_beyond_the_token_budget() {
         config.max_model_len = NumTokens(65);
     });
     let (max_num_batched_tokens, max_model_len) = (NumTokens(64), NumTokens(65));
-    assert_eq!(
-        error,
-        Error::BudgetBelowModelLen {
-            max_num_batched_tokens,
-            max_model_len
-        }
-    );
+    assert_eq!(error, Error::BudgetBelowModelLen { max_num_batched_tokens, max_model_len });
     let text = "max_num_batched_tokens = 64 is below max_model_len = 65: without chunked prefill \
                 a long prompt could never run";
     assert_eq!(error.to_string(), text);
@@ -145,9 +106,7 @@ fn rejects_whole_prompts_beyond_the_token_budget() {
 fn rejects_a_live_id_and_accepts_an_ended_one() {
     let mut scheduler = scheduler(|_| {});
     scheduler.add_request(support::request(1, 0, 4)).unwrap();
-    let error = scheduler
-        .add_request(support::request(1, 0, 4))
-        .unwrap_err();
+    let error = scheduler.add_request(support::request(1, 0, 4)).unwrap_err();
     assert_eq!(error, Error::DuplicateRequest { request_id: ONE });
     assert_eq!(error.to_string(), "request 1 is already live");
     scheduler.abort(ONE).unwrap();
@@ -178,14 +137,7 @@ fn rejects_a_prompt_that_leaves_no_room_for_output() {
     let error = refused_request(prompt(64));
     let (num_prompt_tokens, max_model_len) = (NumTokens(64), NumTokens(64));
     let request_id = ONE;
-    assert_eq!(
-        error,
-        Error::PromptTooLong {
-            request_id,
-            num_prompt_tokens,
-            max_model_len
-        }
-    );
+    assert_eq!(error, Error::PromptTooLong { request_id, num_prompt_tokens, max_model_len });
     let text = "request 1 has a prompt of 64 tokens: max_model_len = 64 must hold it and at \
                 least 1 output token";
     assert_eq!(error.to_string(), text);
@@ -198,68 +150,33 @@ fn rejects_a_prompt_that_leaves_no_room_for_output() {
 fn rejects_a_token_outside_the_vocabulary() {
     let error = refused_request(|new| new.prompt_token_ids[2] = TokenId(50));
     let (request_id, token_id, vocab_size) = (ONE, TokenId(50), 50);
-    assert_eq!(
-        error,
-        Error::TokenOutOfVocabulary {
-            request_id,
-            token_id,
-            vocab_size
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 has token 50: the vocabulary ends at 50"
-    );
+    assert_eq!(error, Error::TokenOutOfVocabulary { request_id, token_id, vocab_size });
+    assert_eq!(error.to_string(), "request 1 has token 50: the vocabulary ends at 50");
 }
 
 #[test]
 fn rejects_a_request_for_no_output() {
     let error = refused_request(|new| new.stopping.max_tokens = NumTokens(0));
     assert_eq!(error, Error::ZeroMaxTokens { request_id: ONE });
-    assert_eq!(
-        error.to_string(),
-        "request 1 has max_tokens = 0: at least 1 is needed"
-    );
+    assert_eq!(error.to_string(), "request 1 has max_tokens = 0: at least 1 is needed");
 }
 
 #[test]
 fn rejects_min_tokens_above_max_tokens() {
     let error = refused_request(|new| new.stopping.min_tokens = NumTokens(9));
     let (min_tokens, max_tokens) = (NumTokens(9), NumTokens(8));
-    assert_eq!(
-        error,
-        Error::MinTokensAboveMax {
-            request_id: ONE,
-            min_tokens,
-            max_tokens
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 has min_tokens = 9 above max_tokens = 8"
-    );
+    assert_eq!(error, Error::MinTokensAboveMax { request_id: ONE, min_tokens, max_tokens });
+    assert_eq!(error.to_string(), "request 1 has min_tokens = 9 above max_tokens = 8");
 }
 
 #[test]
 fn rejects_a_request_that_can_never_fit_the_pool() {
     // 11 tokens are computed at most, with 3 drafts and 3 lookahead slots: 17 slots, 5 blocks.
     let mut scheduler = scheduler(|config| config.num_blocks = NumBlocks(4));
-    let error = scheduler
-        .add_request(support::request(1, 0, 4))
-        .unwrap_err();
+    let error = scheduler.add_request(support::request(1, 0, 4)).unwrap_err();
     let (needed, num_blocks) = (NumBlocks(5), NumBlocks(4));
-    assert_eq!(
-        error,
-        Error::NeverFits {
-            request_id: ONE,
-            needed,
-            num_blocks
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 may need 5 blocks: the pool has 4"
-    );
+    assert_eq!(error, Error::NeverFits { request_id: ONE, needed, num_blocks });
+    assert_eq!(error.to_string(), "request 1 may need 5 blocks: the pool has 4");
     scheduler.grow(NumBlocks(5)).unwrap();
     scheduler.add_request(support::request(1, 0, 4)).unwrap();
 }

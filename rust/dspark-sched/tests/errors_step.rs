@@ -17,9 +17,7 @@ fn verifying() -> Scheduler {
     let mut scheduler = scheduler(|_| {});
     scheduler.add_request(support::request(1, 0, 4)).unwrap();
     step(&mut scheduler);
-    scheduler
-        .set_drafts(ONE, &[Some(TokenId(7)), None])
-        .unwrap();
+    scheduler.set_drafts(ONE, &[Some(TokenId(7)), None]).unwrap();
     scheduler.schedule().unwrap();
     scheduler
 }
@@ -30,10 +28,7 @@ fn refused_update(results: &[RequestResult<'_>]) -> Error {
     let error = scheduler.update(results).unwrap_err();
     scheduler.check_integrity().unwrap();
     scheduler.update(&[sampled(1, &tokens([7, 8, 9]))]).unwrap();
-    assert_eq!(
-        scheduler.request(ONE).unwrap().output_token_ids(),
-        tokens([1, 7, 8, 9])
-    );
+    assert_eq!(scheduler.request(ONE).unwrap().output_token_ids(), tokens([1, 7, 8, 9]));
     error
 }
 
@@ -45,10 +40,7 @@ fn rejects_calls_that_must_wait_for_the_step_in_flight() {
     assert_eq!(scheduler.schedule().unwrap_err(), error);
     assert_eq!(scheduler.set_drafts(ONE, &[]).unwrap_err(), error);
     assert_eq!(scheduler.vacate(NumBlocks(1)).unwrap_err(), error);
-    assert_eq!(
-        error.to_string(),
-        "step 2 is in flight: update or cancel it first"
-    );
+    assert_eq!(error.to_string(), "step 2 is in flight: update or cancel it first");
 }
 
 #[test]
@@ -65,46 +57,22 @@ fn rejects_an_update_without_a_step() {
 fn rejects_a_result_of_an_unscheduled_request() {
     let error = refused_update(&[sampled(1, &tokens([3])), sampled(2, &tokens([3]))]);
     let (request_id, step_id) = (RequestId(2), StepId(2));
-    assert_eq!(
-        error,
-        Error::NotScheduled {
-            request_id,
-            step_id
-        }
-    );
+    assert_eq!(error, Error::NotScheduled { request_id, step_id });
     assert_eq!(error.to_string(), "request 2 was not scheduled in step 2");
 }
 
 #[test]
 fn rejects_two_results_of_one_request() {
     let error = refused_update(&[sampled(1, &tokens([3])), sampled(1, &tokens([3]))]);
-    assert_eq!(
-        error,
-        Error::DuplicateResult {
-            request_id: ONE,
-            step_id: StepId(2)
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 has more than one result in step 2"
-    );
+    assert_eq!(error, Error::DuplicateResult { request_id: ONE, step_id: StepId(2) });
+    assert_eq!(error.to_string(), "request 1 has more than one result in step 2");
 }
 
 #[test]
 fn rejects_a_step_without_a_sampled_requests_result() {
     let error = refused_update(&[]);
-    assert_eq!(
-        error,
-        Error::MissingResult {
-            request_id: ONE,
-            step_id: StepId(2)
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 has no result in step 2, which samples it"
-    );
+    assert_eq!(error, Error::MissingResult { request_id: ONE, step_id: StepId(2) });
+    assert_eq!(error.to_string(), "request 1 has no result in step 2, which samples it");
 }
 
 #[test]
@@ -112,28 +80,12 @@ fn rejects_a_sampled_block_of_the_wrong_length() {
     let (request_id, least, limit) = (ONE, NumTokens(1), NumTokens(3));
     let error = refused_update(&[sampled(1, &tokens([7, 8, 9, 10]))]);
     let found = NumTokens(4);
-    assert_eq!(
-        error,
-        Error::WrongTokenCount {
-            request_id,
-            found,
-            least,
-            limit
-        }
-    );
+    assert_eq!(error, Error::WrongTokenCount { request_id, found, least, limit });
     let text = "request 1 has 4 sampled tokens: between 1 and 3 expected";
     assert_eq!(error.to_string(), text);
     let error = refused_update(&[sampled(1, &[])]);
     let found = NumTokens(0);
-    assert_eq!(
-        error,
-        Error::WrongTokenCount {
-            request_id,
-            found,
-            least,
-            limit
-        }
-    );
+    assert_eq!(error, Error::WrongTokenCount { request_id, found, least, limit });
 }
 
 #[test]
@@ -143,12 +95,7 @@ fn rejects_tokens_for_a_row_that_samples_nothing() {
     assert!(scheduler.schedule().unwrap().sample_rows.is_empty());
     let error = scheduler.update(&[sampled(1, &tokens([3]))]).unwrap_err();
     let (found, none) = (NumTokens(1), NumTokens(0));
-    let expected = Error::WrongTokenCount {
-        request_id: ONE,
-        found,
-        least: none,
-        limit: none,
-    };
+    let expected = Error::WrongTokenCount { request_id: ONE, found, least: none, limit: none };
     assert_eq!(error, expected);
     scheduler.update(&[sampled(1, &[])]).unwrap();
 }
@@ -157,15 +104,7 @@ fn rejects_tokens_for_a_row_that_samples_nothing() {
 fn rejects_an_accepted_token_that_is_not_the_draft() {
     let error = refused_update(&[sampled(1, &tokens([6, 8]))]);
     let (found, draft) = (TokenId(6), TokenId(7));
-    assert_eq!(
-        error,
-        Error::AcceptedTokenMismatch {
-            request_id: ONE,
-            index: 0,
-            found,
-            draft
-        }
-    );
+    assert_eq!(error, Error::AcceptedTokenMismatch { request_id: ONE, index: 0, found, draft });
     let text = "request 1 accepts token 6 at index 0: draft 7 was verified";
     assert_eq!(error.to_string(), text);
 }
@@ -176,27 +115,14 @@ fn rejects_more_drafts_than_configured() {
     scheduler.cancel_step().unwrap();
     let error = scheduler.set_drafts(ONE, &[None; 4]).unwrap_err();
     let (asked, limit) = (NumTokens(4), NumTokens(3));
-    assert_eq!(
-        error,
-        Error::TooManyDrafts {
-            request_id: ONE,
-            asked,
-            limit
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "request 1 has 4 drafts: num_speculative_tokens = 3"
-    );
+    assert_eq!(error, Error::TooManyDrafts { request_id: ONE, asked, limit });
+    assert_eq!(error.to_string(), "request 1 has 4 drafts: num_speculative_tokens = 3");
 }
 
 #[test]
 fn a_failed_row_ends_its_request_alone_with_reason_error() {
     let mut scheduler = verifying();
-    let failed = RequestResult {
-        request_id: ONE,
-        outcome: RowOutcome::Failed,
-    };
+    let failed = RequestResult { request_id: ONE, outcome: RowOutcome::Failed };
     let output = scheduler.update(&[failed]).unwrap();
     let reason = output.requests[0].finished.unwrap().reason;
     assert_eq!(reason, dspark_sched::FinishReason::Error);
@@ -208,18 +134,9 @@ fn a_failed_row_ends_its_request_alone_with_reason_error() {
 #[test]
 fn rejects_sampled_tokens_and_drafts_outside_the_vocabulary() {
     let (request_id, token_id, vocab_size) = (ONE, TokenId(50), 50);
-    let expected = Error::TokenOutOfVocabulary {
-        request_id,
-        token_id,
-        vocab_size,
-    };
+    let expected = Error::TokenOutOfVocabulary { request_id, token_id, vocab_size };
     assert_eq!(refused_update(&[sampled(1, &tokens([50]))]), expected);
     let mut scheduler = verifying();
     scheduler.cancel_step().unwrap();
-    assert_eq!(
-        scheduler
-            .set_drafts(ONE, &[None, Some(TokenId(50))])
-            .unwrap_err(),
-        expected
-    );
+    assert_eq!(scheduler.set_drafts(ONE, &[None, Some(TokenId(50))]).unwrap_err(), expected);
 }

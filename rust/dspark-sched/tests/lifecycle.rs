@@ -22,22 +22,13 @@ fn a_slot_is_kept_while_running_and_its_generation_tells_occupants_apart() {
         scheduler.add_request(request(id, 0, 2)).unwrap();
     }
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (plan.request_slots, plan.slot_generations),
-        (vec![0, 1, 2], vec![1, 1, 1])
-    );
+    assert_eq!((plan.request_slots, plan.slot_generations), (vec![0, 1, 2], vec![1, 1, 1]));
     scheduler.abort(RequestId(2)).unwrap();
     scheduler.add_request(request(4, 0, 2)).unwrap();
     let plan = step(&mut scheduler);
     assert_eq!(ids(&plan.request_ids), [1, 3, 4]);
-    assert_eq!(
-        (plan.request_slots, plan.slot_generations),
-        (vec![0, 2, 1], vec![1, 1, 2])
-    );
-    assert_eq!(
-        scheduler.request(RequestId(4)).unwrap().slot(),
-        Some(SlotId(1))
-    );
+    assert_eq!((plan.request_slots, plan.slot_generations), (vec![0, 2, 1], vec![1, 1, 2]));
+    assert_eq!(scheduler.request(RequestId(4)).unwrap().slot(), Some(SlotId(1)));
     assert_eq!(Generation(2).to_string(), "2");
 }
 
@@ -49,15 +40,10 @@ fn an_abort_in_flight_frees_at_once_and_its_result_is_ignored() {
     }
     scheduler.schedule().unwrap();
     let ended = scheduler.abort(RequestId(1)).unwrap();
-    assert_eq!(
-        ended.status(),
-        RequestStatus::Finished(FinishReason::Abort.into())
-    );
+    assert_eq!(ended.status(), RequestStatus::Finished(FinishReason::Abort.into()));
     scheduler.check_integrity().unwrap();
     let one = tokens([5]);
-    let output = scheduler
-        .update(&[sampled(1, &one), sampled(2, &one)])
-        .unwrap();
+    let output = scheduler.update(&[sampled(1, &one), sampled(2, &one)]).unwrap();
     assert_eq!(output.requests.len(), 1);
     assert_eq!(output.requests[0].request_id, RequestId(2));
     scheduler.check_integrity().unwrap();
@@ -70,13 +56,7 @@ fn an_id_reused_in_flight_does_not_get_the_old_result() {
     scheduler.schedule().unwrap();
     scheduler.abort(RequestId(1)).unwrap();
     scheduler.add_request(request(1, 20, 3)).unwrap();
-    assert!(
-        scheduler
-            .update(&[sampled(1, &tokens([5]))])
-            .unwrap()
-            .requests
-            .is_empty()
-    );
+    assert!(scheduler.update(&[sampled(1, &tokens([5]))]).unwrap().requests.is_empty());
     let plan = step(&mut scheduler);
     assert_eq!(ids(&plan.finished_request_ids), [1]);
     assert_eq!(plan.input_token_ids, [20, 21, 22]);
@@ -127,10 +107,7 @@ fn a_stop_token_wins_over_a_length_limit_at_the_same_token() {
     scheduler.schedule().unwrap();
     let output = scheduler.update(&[sampled(1, &tokens([9]))]).unwrap();
     let finished = output.requests[0].finished.unwrap();
-    assert_eq!(
-        (finished.reason, finished.stop_token_id),
-        (FinishReason::Stop, Some(TokenId(9)))
-    );
+    assert_eq!((finished.reason, finished.stop_token_id), (FinishReason::Stop, Some(TokenId(9))));
 }
 
 #[test]
@@ -147,10 +124,7 @@ fn vacated_blocks_can_be_shrunk_away_and_the_requests_go_on() {
     scheduler.shrink(NumBlocks(5)).unwrap();
     scheduler.check_integrity().unwrap();
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), ids(&plan.preempted_request_ids)),
-        (vec![1], vec![2])
-    );
+    assert_eq!((ids(&plan.request_ids), ids(&plan.preempted_request_ids)), (vec![1], vec![2]));
     while scheduler.has_unfinished_requests() {
         step(&mut scheduler);
     }
@@ -162,10 +136,7 @@ fn an_empty_scheduler_plans_nothing() {
     let mut scheduler = scheduler(|_| {});
     let plan = step(&mut scheduler);
     assert!(plan.is_empty() && !plan.is_pure_decode());
-    assert_eq!(
-        (plan.query_start_loc, plan.sample_start_loc),
-        (vec![0], vec![0])
-    );
+    assert_eq!((plan.query_start_loc, plan.sample_start_loc), (vec![0], vec![0]));
     assert_eq!(scheduler.step_in_flight(), None);
 }
 
@@ -175,9 +146,7 @@ fn plan_arrays_of_a_mixed_step_are_those_worked_out_by_hand() {
     scheduler.add_request(request(1, 10, 5)).unwrap();
     step(&mut scheduler);
     scheduler.add_request(request(2, 30, 7)).unwrap();
-    scheduler
-        .set_drafts(RequestId(1), &[Some(TokenId(5)), None])
-        .unwrap();
+    scheduler.set_drafts(RequestId(1), &[Some(TokenId(5)), None]).unwrap();
     let plan = scheduler.schedule().unwrap();
     // Request 1: 5 of 6 tokens computed; 8 slots used and 3 ahead are blocks 0, 1, 2 (block size
     // 4). Request 2: 6 of 7 tokens fit the budget; with 3 ahead they take blocks 3, 4, 5.
@@ -191,14 +160,8 @@ fn plan_arrays_of_a_mixed_step_are_those_worked_out_by_hand() {
     assert_eq!(plan.input_token_ids, [1, 5, -1, 30, 31, 32, 33, 34, 35]);
     assert_eq!(plan.positions, [5, 6, 7, 0, 1, 2, 3, 4, 5]);
     assert_eq!(plan.slot_mapping, [5, 6, 7, 12, 13, 14, 15, 16, 17]);
-    assert_eq!(
-        (&plan.sample_rows, &plan.sample_start_loc),
-        (&vec![0, 1, 2], &vec![0, 3, 3])
-    );
-    assert_eq!(
-        (plan.block_table_width, &plan.block_tables),
-        (3, &vec![0, 1, 2, 3, 4, 5])
-    );
+    assert_eq!((&plan.sample_rows, &plan.sample_start_loc), (&vec![0, 1, 2], &vec![0, 3, 3]));
+    assert_eq!((plan.block_table_width, &plan.block_tables), (3, &vec![0, 1, 2, 3, 4, 5]));
 }
 
 #[test]
@@ -208,8 +171,5 @@ fn block_tables_are_padded_to_the_longest_row() {
         scheduler.add_request(request(id, first, len)).unwrap();
     }
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (plan.block_table_width, plan.block_tables),
-        (3, vec![0, 0, 0, 1, 2, 3])
-    );
+    assert_eq!((plan.block_table_width, plan.block_tables), (3, vec![0, 0, 0, 1, 2, 3]));
 }

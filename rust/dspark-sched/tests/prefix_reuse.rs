@@ -31,19 +31,8 @@ fn with_prompt(id: u64, prompt: &[u32]) -> NewRequest {
 #[test]
 fn a_hit_is_whole_blocks_and_leaves_one_token() {
     let mut scheduler = scheduler(|_| {});
-    for (id, len, found) in [
-        (1, 9, 0),
-        (2, 9, 8),
-        (3, 8, 4),
-        (4, 5, 4),
-        (5, 4, 0),
-        (6, 1, 0),
-    ] {
-        assert_eq!(
-            num_found(&mut scheduler, request(id, 0, len)),
-            found,
-            "prompt of {len}"
-        );
+    for (id, len, found) in [(1, 9, 0), (2, 9, 8), (3, 8, 4), (4, 5, 4), (5, 4, 0), (6, 1, 0)] {
+        assert_eq!(num_found(&mut scheduler, request(id, 0, len)), found, "prompt of {len}");
     }
 }
 
@@ -56,13 +45,7 @@ fn output_tokens_are_found_as_part_of_a_longer_prompt() {
     }
     assert!(!scheduler.has_unfinished_requests());
     // 3 + 8 tokens, of which the last was never computed: two full blocks.
-    assert_eq!(
-        num_found(
-            &mut scheduler,
-            with_prompt(2, &[10, 11, 12, 1, 1, 1, 1, 1, 9])
-        ),
-        8
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(2, &[10, 11, 12, 1, 1, 1, 1, 1, 9])), 8);
 }
 
 #[test]
@@ -84,25 +67,13 @@ fn warm_plan_is_the_tail_of_the_cold_one() {
 fn collisions_never_give_a_wrong_block() {
     let hash: BlockHashFn = constant_hash;
     let mut scheduler = Scheduler::with_block_hash(support::config(), hash).unwrap();
-    assert_eq!(
-        num_found(&mut scheduler, with_prompt(1, &[1, 2, 3, 4, 5, 6, 7, 8, 9])),
-        0
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(1, &[1, 2, 3, 4, 5, 6, 7, 8, 9])), 0);
     // Other tokens.
-    assert_eq!(
-        num_found(&mut scheduler, with_prompt(2, &[4, 3, 2, 1, 5, 6, 7, 8, 9])),
-        0
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(2, &[4, 3, 2, 1, 5, 6, 7, 8, 9])), 0);
     // The second block's tokens at the beginning, where it has another parent.
-    assert_eq!(
-        num_found(&mut scheduler, with_prompt(3, &[5, 6, 7, 8, 9])),
-        0
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(3, &[5, 6, 7, 8, 9])), 0);
     // The same tokens still hit.
-    assert_eq!(
-        num_found(&mut scheduler, with_prompt(4, &[1, 2, 3, 4, 5, 6, 7, 8, 9])),
-        8
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(4, &[1, 2, 3, 4, 5, 6, 7, 8, 9])), 8);
 }
 
 #[test]
@@ -110,10 +81,8 @@ fn salt_and_extra_keys_separate_requests() {
     let mut scheduler = scheduler(|_| {});
     let salted = |id: u64, salt: Option<&str>, extra_keys: &[u64]| {
         let mut new = request(id, 0, 9);
-        new.cache_keys = CacheKeys {
-            cache_salt: salt.map(str::to_owned),
-            extra_keys: extra_keys.to_vec(),
-        };
+        new.cache_keys =
+            CacheKeys { cache_salt: salt.map(str::to_owned), extra_keys: extra_keys.to_vec() };
         new
     };
     assert_eq!(num_found(&mut scheduler, salted(1, None, &[])), 0);
@@ -150,13 +119,7 @@ fn running_requests_share_the_blocks_of_a_prefix() {
     step(&mut scheduler);
     scheduler.add_request(request(2, 0, 9)).unwrap();
     step(&mut scheduler);
-    let blocks = |id| {
-        scheduler
-            .request(RequestId(id))
-            .unwrap()
-            .block_ids()
-            .to_vec()
-    };
+    let blocks = |id| scheduler.request(RequestId(id)).unwrap().block_ids().to_vec();
     assert_eq!(blocks(1)[..2], blocks(2)[..2]);
     assert_ne!(blocks(1)[2], blocks(2)[2]);
     assert_eq!(scheduler.pool().num_refs(blocks(1)[0]), Ok(2));
@@ -200,10 +163,7 @@ fn blocks_of_a_failed_step_are_never_found() {
     let mut scheduler = scheduler(|_| {});
     scheduler.add_request(request(1, 0, 9)).unwrap();
     scheduler.schedule().unwrap();
-    let failed = RequestResult {
-        request_id: RequestId(1),
-        outcome: RowOutcome::Failed,
-    };
+    let failed = RequestResult { request_id: RequestId(1), outcome: RowOutcome::Failed };
     scheduler.update(&[failed]).unwrap();
     assert_eq!(num_found(&mut scheduler, request(2, 0, 9)), 0);
 }
@@ -217,30 +177,12 @@ fn rejected_drafts_never_enter_the_cache() {
     scheduler.set_drafts(RequestId(1), &drafts).unwrap();
     scheduler.schedule().unwrap();
     scheduler.update(&[sampled(1, &tokens([5, 9]))]).unwrap();
-    assert_eq!(
-        scheduler
-            .request(RequestId(1))
-            .unwrap()
-            .num_computed_tokens(),
-        NumTokens(6)
-    );
+    assert_eq!(scheduler.request(RequestId(1)).unwrap().num_computed_tokens(), NumTokens(6));
     step(&mut scheduler);
     step(&mut scheduler);
     scheduler.abort(RequestId(1)).unwrap();
-    assert_eq!(
-        num_found(
-            &mut scheduler,
-            with_prompt(2, &[10, 11, 12, 13, 1, 5, 6, 7, 0])
-        ),
-        4
-    );
-    assert_eq!(
-        num_found(
-            &mut scheduler,
-            with_prompt(3, &[10, 11, 12, 13, 1, 5, 9, 1, 0])
-        ),
-        8
-    );
+    assert_eq!(num_found(&mut scheduler, with_prompt(2, &[10, 11, 12, 13, 1, 5, 6, 7, 0])), 4);
+    assert_eq!(num_found(&mut scheduler, with_prompt(3, &[10, 11, 12, 13, 1, 5, 9, 1, 0])), 8);
 }
 
 #[test]
@@ -251,15 +193,9 @@ fn a_preempted_request_finds_its_own_blocks_again() {
     assert_eq!(scheduler.vacate(NumBlocks(0)), Ok(1));
     let plan = step(&mut scheduler);
     assert_eq!(plan.preempted_request_ids, [RequestId(1)]);
-    assert_eq!(
-        (plan.num_computed_tokens, plan.input_token_ids),
-        (vec![8], vec![8, 1])
-    );
+    assert_eq!((plan.num_computed_tokens, plan.input_token_ids), (vec![8], vec![8, 1]));
     let request = scheduler.request(RequestId(1)).unwrap();
-    assert_eq!(
-        (request.num_preemptions(), request.num_cached_tokens()),
-        (1, NumTokens(0))
-    );
+    assert_eq!((request.num_preemptions(), request.num_cached_tokens()), (1, NumTokens(0)));
 }
 
 #[test]
@@ -272,14 +208,7 @@ fn hits_are_counted_in_tokens_at_admission() {
     step(&mut scheduler);
     let stats = scheduler.stats();
     let fresh = stats.prefix_cache;
-    assert_eq!(
-        (
-            fresh.num_requests,
-            fresh.num_query_tokens,
-            fresh.num_hit_tokens
-        ),
-        (2, 19, 8)
-    );
+    assert_eq!((fresh.num_requests, fresh.num_query_tokens, fresh.num_hit_tokens), (2, 19, 8));
     assert!((fresh.hit_ratio() - 8.0 / 19.0).abs() < 1e-9);
     let resumed = stats.prefix_cache_resumed;
     assert_eq!((resumed.num_requests, resumed.num_query_tokens), (1, 11));

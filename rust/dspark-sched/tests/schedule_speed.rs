@@ -2,10 +2,7 @@
 //! `cargo test --release -p dspark-sched --test schedule_speed -- --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
-#![allow(
-    clippy::cast_possible_truncation,
-    reason = "numbers of tests are small"
-)]
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
 
@@ -76,11 +73,7 @@ fn schedule_reuses_its_buffers() {
     }
     let buffers = |plan: &SchedulePlan| {
         (
-            [
-                plan.input_token_ids.as_ptr(),
-                plan.block_tables.as_ptr(),
-                plan.sample_rows.as_ptr(),
-            ],
+            [plan.input_token_ids.as_ptr(), plan.block_tables.as_ptr(), plan.sample_rows.as_ptr()],
             [plan.positions.as_ptr(), plan.slot_mapping.as_ptr()],
             plan.request_ids.as_ptr(),
         )
@@ -96,9 +89,8 @@ fn schedule_reuses_its_buffers() {
 fn schedule_takes_less_than_100_us_for_256_running_requests() {
     for num_drafts in [0, 7] {
         let mut scheduler = loaded(num_drafts);
-        let mut samples: Vec<[f64; 3]> = (0..500)
-            .map(|_| advance(&mut scheduler, num_drafts))
-            .collect();
+        let mut samples: Vec<[f64; 3]> =
+            (0..500).map(|_| advance(&mut scheduler, num_drafts)).collect();
         let mut report = [[0.0; 2]; 3];
         for (part, report) in report.iter_mut().enumerate() {
             samples.sort_by(|a, b| a[part].total_cmp(&b[part]));

@@ -2,10 +2,7 @@
 //! request finishes, and its output is that of its unconstrained run.
 
 #![allow(clippy::unwrap_used)]
-#![allow(
-    clippy::cast_possible_truncation,
-    reason = "numbers of tests are small"
-)]
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod support;
 
@@ -67,17 +64,9 @@ fn constant_hash(_: BlockHash, _: &[TokenId]) -> BlockHash {
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
-    let ends = (
-        1_u32..12,
-        0_u32..5,
-        prop::option::weighted(0.3, 0..VOCAB_SIZE),
-        any::<[bool; 2]>(),
-    );
-    let rest = (
-        -2_i32..3,
-        prop_oneof![4 => Just(0_u64), 1 => Just(9)],
-        prop::bool::weighted(0.1),
-    );
+    let ends =
+        (1_u32..12, 0_u32..5, prop::option::weighted(0.3, 0..VOCAB_SIZE), any::<[bool; 2]>());
+    let rest = (-2_i32..3, prop_oneof![4 => Just(0_u64), 1 => Just(9)], prop::bool::weighted(0.1));
     ((0_u32..2, 0_u32..16, 0_u32..8), ends, rest).prop_map(
         |((family, num_common, num_own), (max_tokens, min_tokens, stop_token_id, eos), rest)| {
             Spec {
@@ -123,11 +112,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
         |((block_size, num_blocks, max_num_seqs, spare, max_model_len), (gamma, more), modes)| {
             let ([is_priority, is_chunked, enable_prefix_caching], threshold) = modes;
             let least = max_num_seqs.max(gamma + 1);
-            let least = if is_chunked {
-                least
-            } else {
-                least.max(max_model_len)
-            };
+            let least = if is_chunked { least } else { least.max(max_model_len) };
             let long_prefill_token_threshold = threshold.map(NumTokens);
             SchedulerConfig {
                 max_num_seqs,
@@ -143,9 +128,7 @@ fn config() -> impl Strategy<Value = SchedulerConfig> {
                     false => SchedulingPolicy::Fcfs,
                 },
                 chunked_prefill: match is_chunked {
-                    true => ChunkedPrefill::Enabled {
-                        long_prefill_token_threshold,
-                    },
+                    true => ChunkedPrefill::Enabled { long_prefill_token_threshold },
                     false => ChunkedPrefill::Disabled,
                 },
                 enable_prefix_caching,
@@ -188,10 +171,7 @@ fn new_request(id: u64, spec: &Spec, max_model_len: u32) -> NewRequest {
     };
     new.priority = spec.priority;
     if spec.key > 0 {
-        new.cache_keys = CacheKeys {
-            cache_salt: None,
-            extra_keys: vec![spec.key],
-        };
+        new.cache_keys = CacheKeys { cache_salt: None, extra_keys: vec![spec.key] };
     }
     new.skip_reading_prefix_cache = spec.skip_reading_prefix_cache;
     new
@@ -227,10 +207,9 @@ fn play_event(engine: &mut Engine, number: u64, event: &Event) {
             None,
         ),
         Event::StepGrowing(more) => engine.step(|engine| engine.grow(num_blocks + more), None),
-        Event::StepShrinking(fewer) => engine.step(
-            |engine| drop(engine.try_shrink(num_blocks.saturating_sub(*fewer))),
-            None,
-        ),
+        Event::StepShrinking(fewer) => {
+            engine.step(|engine| drop(engine.try_shrink(num_blocks.saturating_sub(*fewer))), None)
+        }
         Event::StepCancelled => engine.step(
             |engine| {
                 engine.scheduler.cancel_step().unwrap();

@@ -30,10 +30,7 @@ fn the_sequence_budget_bounds_running_requests() {
     assert_eq!(ids(&step(&mut scheduler).request_ids), [1, 2]);
     scheduler.abort(RequestId(1)).unwrap();
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), ids(&plan.finished_request_ids)),
-        (vec![2, 3], vec![1])
-    );
+    assert_eq!((ids(&plan.request_ids), ids(&plan.finished_request_ids)), (vec![2, 3], vec![1]));
 }
 
 #[test]
@@ -53,24 +50,17 @@ fn a_prompt_is_cut_at_the_token_budget() {
 fn the_threshold_leaves_room_for_others() {
     let mut scheduler = scheduler(|config| {
         let threshold = Some(NumTokens(5));
-        config.chunked_prefill = ChunkedPrefill::Enabled {
-            long_prefill_token_threshold: threshold,
-        };
+        config.chunked_prefill =
+            ChunkedPrefill::Enabled { long_prefill_token_threshold: threshold };
         config.max_num_batched_tokens = NumTokens(9);
     });
     scheduler.add_request(request(1, 0, 12)).unwrap();
     scheduler.add_request(request(2, 20, 3)).unwrap();
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_scheduled_tokens),
-        (vec![1, 2], vec![5, 3])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_scheduled_tokens), (vec![1, 2], vec![5, 3]));
     // Decode rows come first.
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_scheduled_tokens),
-        (vec![2, 1], vec![1, 5])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_scheduled_tokens), (vec![2, 1], vec![1, 5]));
     assert_eq!(plan.num_decode_requests, 1);
 }
 
@@ -97,9 +87,7 @@ fn waiting_requests_are_served_by_priority_then_arrival() {
         config.max_num_seqs = 3;
     });
     for (id, priority) in [(1, 5), (2, 0), (3, -1), (4, 0)] {
-        scheduler
-            .add_request(with_priority(id, 0, 2, priority))
-            .unwrap();
+        scheduler.add_request(with_priority(id, 0, 2, priority)).unwrap();
     }
     assert_eq!(ids(&step(&mut scheduler).request_ids), [3, 2, 4]);
 }
@@ -108,9 +96,7 @@ fn waiting_requests_are_served_by_priority_then_arrival() {
 fn priority_is_ignored_first_come_first_served() {
     let mut scheduler = scheduler(|config| config.max_num_seqs = 2);
     for (id, priority) in [(7, 5), (2, 0), (3, -1)] {
-        scheduler
-            .add_request(with_priority(id, 0, 2, priority))
-            .unwrap();
+        scheduler.add_request(with_priority(id, 0, 2, priority)).unwrap();
     }
     assert_eq!(ids(&step(&mut scheduler).request_ids), [7, 2]);
 }
@@ -128,24 +114,15 @@ fn the_latest_arrival_is_preempted_and_nobody_admitted_in_that_step() {
     assert_eq!(ids(&step(&mut scheduler).request_ids), [1, 2]);
     step(&mut scheduler);
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), ids(&plan.preempted_request_ids)),
-        (vec![1], vec![2])
-    );
+    assert_eq!((ids(&plan.request_ids), ids(&plan.preempted_request_ids)), (vec![1], vec![2]));
     let preempted = scheduler.request(RequestId(2)).unwrap();
     assert_eq!(preempted.status(), RequestStatus::Preempted);
-    assert_eq!(
-        (preempted.slot(), preempted.num_computed_tokens()),
-        (None, NumTokens(0))
-    );
+    assert_eq!((preempted.slot(), preempted.num_computed_tokens()), (None, NumTokens(0)));
     assert_eq!(preempted.output_token_ids(), tokens([1, 1]));
     // It comes back before request 3, with its output as part of what is computed.
     scheduler.abort(RequestId(1)).unwrap();
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_scheduled_tokens),
-        (vec![2], vec![9])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_scheduled_tokens), (vec![2], vec![9]));
 }
 
 #[test]
@@ -162,10 +139,7 @@ fn the_lowest_priority_is_preempted_even_when_already_scheduled() {
     step(&mut scheduler);
     // Request 1 is first in the batch and takes its token; request 2 then needs a third block.
     let plan = step(&mut scheduler);
-    assert_eq!(
-        (ids(&plan.request_ids), ids(&plan.preempted_request_ids)),
-        (vec![2], vec![1])
-    );
+    assert_eq!((ids(&plan.request_ids), ids(&plan.preempted_request_ids)), (vec![2], vec![1]));
     assert_eq!(plan.num_tokens(), 1);
 }
 
@@ -198,8 +172,5 @@ fn tokens_of_a_preempted_row_return_to_the_budget_and_nobody_is_skipped() {
     // then finds none and takes one of request 1's; request 3 has its four tokens again.
     let plan = step(&mut scheduler);
     assert_eq!(ids(&plan.preempted_request_ids), [1]);
-    assert_eq!(
-        (ids(&plan.request_ids), plan.num_scheduled_tokens),
-        (vec![2, 3], vec![1, 4])
-    );
+    assert_eq!((ids(&plan.request_ids), plan.num_scheduled_tokens), (vec![2, 3], vec![1, 4]));
 }

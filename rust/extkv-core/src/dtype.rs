@@ -112,9 +112,7 @@ impl FromStr for Dtype {
         Self::ALL
             .into_iter()
             .find(|dtype| dtype.torch_name() == short)
-            .ok_or_else(|| UnknownDtype {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownDtype { name: name.to_owned() })
     }
 }
 
@@ -147,12 +145,7 @@ mod tests {
     #[test]
     fn rejects_unknown_name_and_says_it() {
         let error = "torch.float7".parse::<Dtype>().unwrap_err();
-        assert_eq!(
-            error,
-            UnknownDtype {
-                name: "torch.float7".to_owned()
-            }
-        );
+        assert_eq!(error, UnknownDtype { name: "torch.float7".to_owned() });
         assert!(error.to_string().contains("torch.float7"));
     }
 }

@@ -6,13 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
-const UNITS: [(u64, &str); 5] = [
-    (1 << 50, "PiB"),
-    (1 << 40, "TiB"),
-    (1 << 30, "GiB"),
-    (1 << 20, "MiB"),
-    (1 << 10, "KiB"),
-];
+const UNITS: [(u64, &str); 5] =
+    [(1 << 50, "PiB"), (1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -40,9 +35,7 @@ pub fn round_up(value: u64, unit: u64) -> Option<u64> {
 /// Bytes of a contiguous tensor; `None` when that overflows or is no whole number of bytes.
 #[must_use]
 pub fn tensor_bytes(shape: &[u64], item_bits: u64) -> Option<u64> {
-    let num_items = shape
-        .iter()
-        .try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
+    let num_items = shape.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))?;
     let num_bits = num_items.checked_mul(item_bits)?;
     num_bits.is_multiple_of(8).then_some(num_bits / 8)
 }
@@ -57,10 +50,7 @@ mod tests {
         assert_eq!(Bytes(1023).to_string(), "1023 bytes");
         assert_eq!(Bytes(2 << 20).to_string(), "2 MiB");
         assert_eq!(Bytes(3 << 29).to_string(), "1.5 GiB (1610612736 bytes)");
-        assert_eq!(
-            Bytes(u64::MAX).to_string(),
-            "16383.9 PiB (18446744073709551615 bytes)"
-        );
+        assert_eq!(Bytes(u64::MAX).to_string(), "16383.9 PiB (18446744073709551615 bytes)");
     }
 
     #[test]

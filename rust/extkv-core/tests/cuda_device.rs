@@ -20,10 +20,7 @@ fn device() -> (Arc<dyn VmmDriver>, Arc<CheckedDriver>) {
 
 fn buffer(checked: &Arc<CheckedDriver>, num_segments: u64) -> GrowableBuffer {
     let layout = SegmentLayout::equal(num_segments * 3 * GRANULE / 2, num_segments).unwrap();
-    let policy = ChunkPolicy {
-        size: ChunkSize::AtMost(GRANULE),
-        growth: Growth::Exact,
-    };
+    let policy = ChunkPolicy { size: ChunkSize::AtMost(GRANULE), growth: Growth::Exact };
     let driver = Arc::clone(checked) as Arc<dyn VmmDriver>;
     GrowableBuffer::new(driver, layout, BufferOptions { policy }).unwrap()
 }
@@ -76,12 +73,7 @@ fn every_failing_call_leaves_a_real_device_as_it_was() {
 #[ignore = "needs a CUDA device"]
 fn a_wrong_index_and_a_huge_reservation_are_errors() {
     let error = registry::cuda(4096, CudaOptions::default()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("device index 4096 does not exist"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("device index 4096 does not exist"), "{error}");
     let (cuda, _) = device();
     let layout = SegmentLayout::equal(1 << 50, 1).unwrap();
     GrowableBuffer::new(Arc::clone(&cuda), layout, BufferOptions::default()).unwrap_err();

@@ -1,11 +1,7 @@
 //! The drawings and numbers of `docs/kv-layouts.md` are what the code computes.
 //!
 //! A fenced block after `<!-- checked: NAME -->` must equal the text made here under that name.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test may fail by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by panicking")]
 
 use std::collections::BTreeMap;
 
@@ -21,13 +17,8 @@ const PAGE: &str = include_str!("../../../docs/kv-layouts.md");
 fn assert_page_has(name: &str, expected: &str) {
     let marker = format!("<!-- checked: {name} -->\n```text\n");
     let after = PAGE.split_once(&marker).map(|(_, after)| after);
-    let found = after
-        .and_then(|after| after.split_once("```"))
-        .map(|(block, _)| block);
-    assert!(
-        found == Some(expected),
-        "docs/kv-layouts.md should have\n{marker}{expected}```"
-    );
+    let found = after.and_then(|after| after.split_once("```")).map(|(block, _)| block);
+    assert!(found == Some(expected), "docs/kv-layouts.md should have\n{marker}{expected}```");
 }
 
 /// How to write the indices of one tensor: a word in front, then a letter per logical dim. `B`
@@ -37,24 +28,10 @@ struct Pen {
     dims: &'static [&'static str],
 }
 
-const KV_FIRST: Pen = Pen {
-    front: "",
-    dims: &["KV", "B", "t", "h", "c"],
-};
-const BLOCK_FIRST: Pen = Pen {
-    front: "",
-    dims: &["B", "KV", "t", "h", "c"],
-};
-const STATES: [Pen; 2] = [
-    Pen {
-        front: "conv",
-        dims: &["B", ""],
-    },
-    Pen {
-        front: "ssm",
-        dims: &["B", ""],
-    },
-];
+const KV_FIRST: Pen = Pen { front: "", dims: &["KV", "B", "t", "h", "c"] };
+const BLOCK_FIRST: Pen = Pen { front: "", dims: &["B", "KV", "t", "h", "c"] };
+const STATES: [Pen; 2] =
+    [Pen { front: "conv", dims: &["B", ""] }, Pen { front: "ssm", dims: &["B", ""] }];
 
 fn written(dim: &str, size: u64, i: u64) -> String {
     match (dim, i) {
@@ -74,10 +51,7 @@ fn labels(view: &TensorView, pen: &Pen) -> Vec<(u64, String)> {
         let step = |(byte, label): &(u64, String)| {
             let (byte, label) = (*byte, label.clone());
             (0..count).map(move |i| {
-                (
-                    byte + i * stride * size,
-                    format!("{label}{}", written(dim, count, i)),
-                )
+                (byte + i * stride * size, format!("{label}{}", written(dim, count, i)))
             })
         };
         found = found.iter().flat_map(step).collect();
@@ -102,22 +76,12 @@ fn draw(plan: &CachePlan, layers: &[(&str, &[Pen])]) -> String {
     let mut rows = Vec::new();
     for block in 0..plan.max_blocks().0 {
         for region in plan.block_regions(BlockId(block)).unwrap() {
-            let (start, end) = (
-                region.offset_bytes,
-                region.offset_bytes + region.length_bytes,
-            );
+            let (start, end) = (region.offset_bytes, region.offset_bytes + region.length_bytes);
             let cell = |byte| format!("{:<width$}", cells.get(&byte).map_or("--", String::as_str));
             let line: Vec<String> = (start..end).map(cell).collect();
             let line = line.join(" ");
-            let head = format!(
-                "segment {}  block {block}  {start:>2}..{end:<2}",
-                region.segment
-            );
-            rows.push((
-                region.buffer,
-                start,
-                format!("{head} | {}\n", line.trim_end()),
-            ));
+            let head = format!("segment {}  block {block}  {start:>2}..{end:<2}", region.segment);
+            rows.push((region.buffer, start, format!("{head} | {}\n", line.trim_end())));
         }
     }
     rows.retain(|(of, ..)| *of == buffer);
@@ -147,16 +111,10 @@ fn draw_layout(layout: Layout, pen: Pen) -> String {
 fn attention_layouts_are_drawn_as_computed() {
     let split = Layout::kv_split(&tiny()).unwrap();
     assert_page_has("draw kv-split", &draw_layout(split.clone(), KV_FIRST));
-    let heads_first = split
-        .clone()
-        .with_stride_order(vec![0, 1, 3, 2, 4])
-        .unwrap();
+    let heads_first = split.clone().with_stride_order(vec![0, 1, 3, 2, 4]).unwrap();
     assert_page_has("draw heads-first", &draw_layout(heads_first, KV_FIRST));
     let interleaved = split.with_stride_order(vec![1, 0, 2, 3, 4]).unwrap();
-    assert_page_has(
-        "draw kv-first block-major",
-        &draw_layout(interleaved, KV_FIRST),
-    );
+    assert_page_has("draw kv-first block-major", &draw_layout(interleaved, KV_FIRST));
     let major = Layout::block_major(&tiny()).unwrap();
     assert_page_has("draw block-major", &draw_layout(major.clone(), BLOCK_FIRST));
     let padded = major.padded_to(10).unwrap();
@@ -167,41 +125,19 @@ fn attention_layouts_are_drawn_as_computed() {
 fn unequal_widths_are_drawn_as_computed() {
     let spec = tiny().with_head_dim_v(2).unwrap();
     let fused = Layer::strided("l", full(spec), Layout::fused(&spec).unwrap());
-    let pen = Pen {
-        front: "",
-        dims: &["B", "t", "h", "c"],
-    };
+    let pen = Pen { front: "", dims: &["B", "t", "h", "c"] };
     assert_page_has("draw fused", &draw(&plan(vec![fused], 2), &[("l", &[pen])]));
-    let parts = vec![
-        Layout::split_keys(&spec).unwrap(),
-        Layout::split_values(&spec).unwrap(),
-    ];
+    let parts = vec![Layout::split_keys(&spec).unwrap(), Layout::split_values(&spec).unwrap()];
     let separate = Layer::with_layout("l", full(spec), LayerLayout::Strided(parts));
-    let pens = ["K", "V"].map(|front| Pen {
-        front,
-        dims: &["B", "t", "h", "c"],
-    });
-    assert_page_has(
-        "draw separate",
-        &draw(&plan(vec![separate], 2), &[("l", &pens)]),
-    );
+    let pens = ["K", "V"].map(|front| Pen { front, dims: &["B", "t", "h", "c"] });
+    assert_page_has("draw separate", &draw(&plan(vec![separate], 2), &[("l", &pens)]));
 }
 
 #[test]
 fn mla_is_drawn_as_computed() {
-    let spec = MlaSpec::new(
-        2,
-        MlaFormat::Latent {
-            latent_dim: 3,
-            dtype: UInt8,
-        },
-    )
-    .unwrap();
+    let spec = MlaSpec::new(2, MlaFormat::Latent { latent_dim: 3, dtype: UInt8 }).unwrap();
     let layer = Layer::strided("l", KvSpec::Mla(spec), Layout::mla(&spec).unwrap());
-    let pen = Pen {
-        front: "",
-        dims: &["B", "t", "c"],
-    };
+    let pen = Pen { front: "", dims: &["B", "t", "c"] };
     assert_page_has("draw mla", &draw(&plan(vec![layer], 3), &[("l", &[pen])]));
 }
 
@@ -209,16 +145,8 @@ fn mla_is_drawn_as_computed() {
 fn cache_orders_are_drawn_as_computed() {
     for order in CacheOrder::ALL {
         let layers = ["L0", "L1"].map(|name| Layer::stacked(name, full(tiny()), order));
-        let pens = ["L0", "L1"].map(|front| {
-            [Pen {
-                front,
-                dims: &["B", "h", "t", "KV"],
-            }]
-        });
-        let drawn = draw(
-            &plan(layers.to_vec(), 2),
-            &[("L0", &pens[0]), ("L1", &pens[1])],
-        );
+        let pens = ["L0", "L1"].map(|front| [Pen { front, dims: &["B", "h", "t", "KV"] }]);
+        let drawn = draw(&plan(layers.to_vec(), 2), &[("L0", &pens[0]), ("L1", &pens[1])]);
         assert_page_has(&format!("draw {order}"), &drawn);
     }
 }
@@ -290,16 +218,10 @@ fn example(layer: Layer) -> String {
     }
     let regions = plan.block_regions(BlockId(7)).unwrap();
     let ranges = regions.iter().map(|region| {
-        let (start, end) = (
-            region.offset_bytes,
-            region.offset_bytes + region.length_bytes,
-        );
+        let (start, end) = (region.offset_bytes, region.offset_bytes + region.length_bytes);
         format!("{}..{}", grouped(start), grouped(end))
     });
-    text + &format!(
-        "block 7  bytes {}\n",
-        ranges.collect::<Vec<_>>().join(" and ")
-    )
+    text + &format!("block 7  bytes {}\n", ranges.collect::<Vec<_>>().join(" and "))
 }
 
 /// A layer of Qwen3-8B: 8 heads of 128, bf16, blocks of 16 tokens.
@@ -312,51 +234,27 @@ fn computed_examples_are_as_printed() {
     let strided = |layout| example(Layer::strided("l", full(qwen3_8b()), layout));
     let split = Layout::kv_split(&qwen3_8b()).unwrap();
     assert_page_has("numbers kv-split", &strided(split.clone()));
-    let heads_first = split
-        .clone()
-        .with_stride_order(vec![0, 1, 3, 2, 4])
-        .unwrap();
+    let heads_first = split.clone().with_stride_order(vec![0, 1, 3, 2, 4]).unwrap();
     assert_page_has("numbers heads-first", &strided(heads_first));
     let interleaved = split.with_stride_order(vec![1, 0, 2, 3, 4]).unwrap();
     assert_page_has("numbers kv-first block-major", &strided(interleaved));
-    assert_page_has(
-        "numbers block-major",
-        &strided(Layout::block_major(&qwen3_8b()).unwrap()),
-    );
+    assert_page_has("numbers block-major", &strided(Layout::block_major(&qwen3_8b()).unwrap()));
 
-    let unequal = AttentionSpec::new(16, 8, 192, BFloat16)
-        .unwrap()
-        .with_head_dim_v(128)
-        .unwrap();
+    let unequal = AttentionSpec::new(16, 8, 192, BFloat16).unwrap().with_head_dim_v(128).unwrap();
     let fused = Layer::strided("l", full(unequal), Layout::fused(&unequal).unwrap());
     assert_page_has("numbers fused", &example(fused));
     let parts = [Layout::split_keys(&unequal), Layout::split_values(&unequal)];
     let parts = LayerLayout::Strided(parts.map(|part| part.unwrap()).to_vec());
-    assert_page_has(
-        "numbers separate",
-        &example(Layer::with_layout("l", full(unequal), parts)),
-    );
+    assert_page_has("numbers separate", &example(Layer::with_layout("l", full(unequal), parts)));
 
-    let formats = [
-        MlaFormat::Latent {
-            latent_dim: 576,
-            dtype: BFloat16,
-        },
-        MlaFormat::Fp8DsMla,
-    ];
-    for (name, format) in ["numbers mla", "numbers fp8_ds_mla"]
-        .into_iter()
-        .zip(formats)
-    {
+    let formats = [MlaFormat::Latent { latent_dim: 576, dtype: BFloat16 }, MlaFormat::Fp8DsMla];
+    for (name, format) in ["numbers mla", "numbers fp8_ds_mla"].into_iter().zip(formats) {
         let spec = MlaSpec::new(64, format).unwrap();
         let layer = Layer::strided("l", KvSpec::Mla(spec), Layout::mla(&spec).unwrap());
         assert_page_has(name, &example(layer));
     }
     assert_page_has("numbers mamba", &example(Layer::state("m", recurrent(0))));
-    assert_page_has(
-        "numbers mamba speculative",
-        &example(Layer::state("m", recurrent(3))),
-    );
+    assert_page_has("numbers mamba speculative", &example(Layer::state("m", recurrent(3))));
 }
 
 #[test]
@@ -380,10 +278,7 @@ fn cache_orders_in_numbers_are_as_printed() {
 
 /// A gated delta-net layer: 8,192 convolution channels of kernel 4, 32 heads of 128 × 128.
 fn recurrent(num_speculative_tokens: u64) -> MambaSpec {
-    let conv = StateSpec::new("conv", [8192, 3], BFloat16)
-        .unwrap()
-        .widened_along(1)
-        .unwrap();
+    let conv = StateSpec::new("conv", [8192, 3], BFloat16).unwrap().widened_along(1).unwrap();
     let ssm = StateSpec::new("ssm", [32, 128, 128], Float32).unwrap();
     MambaSpec::new(32_768, &[conv, ssm], num_speculative_tokens).unwrap()
 }
@@ -401,19 +296,13 @@ fn hybrid_model() -> Vec<Layer> {
             Layer::state(format!("recurrent.{i}.{j}"), recurrent.clone())
                 .sharing_pool(format!("attention.{i}"))
         };
-        [attention]
-            .into_iter()
-            .chain(others.map(state))
-            .collect::<Vec<_>>()
+        [attention].into_iter().chain(others.map(state)).collect::<Vec<_>>()
     };
     (0..12).flat_map(pool).collect()
 }
 
 fn estimate(layers: Vec<Layer>, parameter_bytes: u64, max_model_len: u64) -> String {
-    let request = RequestShape {
-        max_model_len,
-        max_num_batched_tokens: 8192,
-    };
+    let request = RequestShape { max_model_len, max_num_batched_tokens: 8192 };
     let cache: CacheFacts = plan(layers, 1).facts(&request).unwrap();
     let facts = ModelFacts {
         device_total_bytes: 141_000_000_000,
@@ -425,31 +314,17 @@ fn estimate(layers: Vec<Layer>, parameter_bytes: u64, max_model_len: u64) -> Str
         max_num_seqs: 16,
         gpu_memory_utilization: Utilization::FULL,
     };
-    Estimate::new(&facts, Assumptions::default())
-        .unwrap()
-        .table()
+    Estimate::new(&facts, Assumptions::default()).unwrap().table()
 }
 
 #[test]
 fn model_estimates_are_as_printed() {
     let split = Layout::kv_split(&qwen3_8b()).unwrap();
     let qwen = (0..36).map(|i| Layer::strided(format!("{i}"), full(qwen3_8b()), split.clone()));
-    assert_page_has(
-        "estimate qwen3-8b",
-        &estimate(qwen.collect(), 16_381_470_720, 40_960),
-    );
-    let latent = MlaFormat::Latent {
-        latent_dim: 576,
-        dtype: BFloat16,
-    };
+    assert_page_has("estimate qwen3-8b", &estimate(qwen.collect(), 16_381_470_720, 40_960));
+    let latent = MlaFormat::Latent { latent_dim: 576, dtype: BFloat16 };
     let spec = KvSpec::Mla(MlaSpec::new(64, latent).unwrap());
     let deepseek = (0..61).map(|i| Layer::stacked(format!("{i}"), spec.clone(), CacheOrder::Lbhnc));
-    assert_page_has(
-        "estimate deepseek-v3",
-        &estimate(deepseek.collect(), 86_000_000_000, 131_072),
-    );
-    assert_page_has(
-        "estimate hybrid",
-        &estimate(hybrid_model(), 80_000_000_000, 32_768),
-    );
+    assert_page_has("estimate deepseek-v3", &estimate(deepseek.collect(), 86_000_000_000, 131_072));
+    assert_page_has("estimate hybrid", &estimate(hybrid_model(), 80_000_000_000, 32_768));
 }

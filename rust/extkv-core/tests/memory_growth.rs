@@ -25,20 +25,11 @@ fn granule_across_a_segment_border_is_mapped_once() {
     let sizes_and_granules = [(HALF, 2), (2 * HALF, 3), (3 * HALF, 3)];
     for (size, num_granules) in sizes_and_granules {
         buffer.grow_to(size, true).unwrap();
-        assert_eq!(
-            buffer.stats().unwrap().committed_bytes,
-            num_granules * GRANULE,
-            "size {size}"
-        );
+        assert_eq!(buffer.stats().unwrap().committed_bytes, num_granules * GRANULE, "size {size}");
     }
     device.write(&buffer, 0, &vec![1; 3 * HALF as usize]);
     device.write(&buffer, 3 * HALF, &vec![2; 3 * HALF as usize]);
-    assert!(
-        device
-            .read(&buffer, 0, 3 * HALF)
-            .iter()
-            .all(|byte| *byte == 1)
-    );
+    assert!(device.read(&buffer, 0, 3 * HALF).iter().all(|byte| *byte == 1));
 }
 
 #[test]
@@ -63,11 +54,7 @@ fn zeroing_touches_only_new_logical_bytes() {
     buffer.grow_to(100, true).unwrap();
     assert_eq!(device.read(&buffer, 0, 10), [0xAB; 10]);
     assert_eq!(device.read(&buffer, 10, 90), [0; 90]);
-    assert_eq!(
-        device.read(&buffer, 100, 10),
-        [0xAB; 10],
-        "bytes past the size were touched"
-    );
+    assert_eq!(device.read(&buffer, 100, 10), [0xAB; 10], "bytes past the size were touched");
 }
 
 #[test]
@@ -90,17 +77,11 @@ fn recycled_pages_read_zero_after_shrink_and_growth() {
 fn shrink_gives_back_whole_handles_at_the_tail() {
     let device = TestDevice::new(64 * GRANULE);
     let layout = SegmentLayout::equal(20 * GRANULE, 2).unwrap();
-    let policy = ChunkPolicy {
-        size: ChunkSize::AtMost(4 * GRANULE),
-        growth: Growth::Exact,
-    };
+    let policy = ChunkPolicy { size: ChunkSize::AtMost(4 * GRANULE), growth: Growth::Exact };
     let buffer = device.buffer(layout, policy);
     buffer.grow_to(10 * GRANULE, false).unwrap();
     assert_eq!(buffer.stats().unwrap().num_handles, 6);
-    assert_eq!(
-        buffer.shrink_to(5 * GRANULE, Fence::Device).unwrap(),
-        4 * GRANULE
-    );
+    assert_eq!(buffer.shrink_to(5 * GRANULE, Fence::Device).unwrap(), 4 * GRANULE);
     assert_eq!(buffer.stats().unwrap().num_handles, 4);
     assert_eq!(buffer.shrink_to(0, Fence::Device).unwrap(), 16 * GRANULE);
     assert_eq!(device.budget.info().free, 64 * GRANULE);
@@ -116,10 +97,7 @@ fn growing_one_granule_at_a_time_keeps_few_handles() {
     for granules in 1..=num_granules {
         buffer.grow_to(granules * GRANULE, false).unwrap();
         let stats = buffer.stats().unwrap();
-        assert!(
-            stats.rounding_bytes <= stats.logical_bytes / 64,
-            "surplus above 1/64"
-        );
+        assert!(stats.rounding_bytes <= stats.logical_bytes / 64, "surplus above 1/64");
     }
     // 128 + 64 ln(16384 / 64) = 482
     let num_handles = buffer.stats().unwrap().num_handles;
@@ -143,11 +121,7 @@ fn handles_do_not_cross_segments() {
     let buffer = device.exact(8 * GRANULE, 4);
     buffer.grow_to(2 * GRANULE, false).unwrap();
     assert_eq!(buffer.stats().unwrap().num_handles, 4);
-    assert_eq!(
-        device.checked.num_calls_of(DriverCall::SetAccess),
-        1,
-        "one contiguous run"
-    );
+    assert_eq!(device.checked.num_calls_of(DriverCall::SetAccess), 1, "one contiguous run");
     assert_eq!(buffer.num_handles_in(0, 2 * GRANULE).unwrap(), 1);
     assert_eq!(buffer.num_handles_in(GRANULE, 2 * GRANULE).unwrap(), 2);
 }
@@ -156,21 +130,12 @@ fn handles_do_not_cross_segments() {
 fn b64_failed_create_leaves_no_trace_and_a_retry_works() {
     let device = TestDevice::new(1 << 30);
     let layout = SegmentLayout::equal(3 * GRANULE, 1).unwrap();
-    let policy = ChunkPolicy {
-        size: ChunkSize::AtMost(GRANULE),
-        growth: Growth::Exact,
-    };
+    let policy = ChunkPolicy { size: ChunkSize::AtMost(GRANULE), growth: Growth::Exact };
     let buffer = device.buffer(layout, policy);
     let before = (device.checked.leftovers(), device.budget.info());
     device.checked.fail_nth_of(DriverCall::Create, 1);
     let error = buffer.grow_to(3 * GRANULE, false).unwrap_err();
-    assert!(matches!(
-        error,
-        Error::Driver(DriverError::Injected {
-            call: DriverCall::Create,
-            ..
-        })
-    ));
+    assert!(matches!(error, Error::Driver(DriverError::Injected { call: DriverCall::Create, .. })));
     assert_eq!((device.checked.leftovers(), device.budget.info()), before);
     assert_eq!(buffer.size().unwrap(), 0);
     buffer.grow_to(3 * GRANULE, false).unwrap();
@@ -197,16 +162,9 @@ fn b67_unaligned_sizes_round_up_and_close_clean() {
     let buffer = GrowableBuffer::new(driver, layout, BufferOptions::default()).unwrap();
     buffer.grow_to(3_000_000, false).unwrap();
     let stats = buffer.stats().unwrap();
-    assert_eq!(
-        (stats.logical_bytes, stats.committed_bytes),
-        (3_000_000, 4_194_304)
-    );
+    assert_eq!((stats.logical_bytes, stats.committed_bytes), (3_000_000, 4_194_304));
     buffer.grow_to(4_194_304, false).unwrap();
-    assert_eq!(
-        buffer.stats().unwrap().num_handles,
-        stats.num_handles,
-        "nothing new to map"
-    );
+    assert_eq!(buffer.stats().unwrap().num_handles, stats.num_handles, "nothing new to map");
     buffer.free().unwrap();
     assert_eq!(budget.info().free, 1 << 30);
 }
@@ -216,10 +174,7 @@ fn b70_impossible_reservations_fail_and_the_next_one_works() {
     let device = TestDevice::new(1 << 30);
     let layout = SegmentLayout::equal(1 << 50, 1).unwrap();
     let error = GrowableBuffer::new(device.driver(), layout, BufferOptions::default()).unwrap_err();
-    assert!(
-        matches!(error, Error::AddressSpaceExhausted { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::AddressSpaceExhausted { .. }), "{error}");
     assert_eq!(SegmentLayout::equal(0, 1).unwrap_err(), Error::ZeroCapacity);
     let huge = SegmentLayout::equal(u64::MAX, 1).unwrap();
     let error = GrowableBuffer::new(device.driver(), huge, BufferOptions::default()).unwrap_err();
@@ -251,11 +206,7 @@ fn b76_reservation_covers_the_upper_bound_and_the_last_block_is_usable() {
     buffer.grow_to(6_483, true).unwrap();
     let last = 6_482 * block;
     device.write(&buffer, last, &vec![9; usize::try_from(block).unwrap()]);
-    device.write(
-        &buffer,
-        6_483 * block + last,
-        &vec![8; usize::try_from(block).unwrap()],
-    );
+    device.write(&buffer, 6_483 * block + last, &vec![8; usize::try_from(block).unwrap()]);
 }
 
 #[test]
@@ -275,27 +226,13 @@ fn budget_exhausted_in_the_middle_of_a_group_tells_what_was_needed() {
     let buffers = [device.exact(8 * GRANULE, 4), device.exact(8 * GRANULE, 2)];
     grow_together(&[(&buffers[0], HALF), (&buffers[1], HALF)], true).unwrap();
     let before = device.checked.leftovers();
-    let error = grow_together(
-        &[(&buffers[0], 2 * GRANULE), (&buffers[1], 4 * GRANULE)],
-        true,
-    )
-    .unwrap_err();
-    let Error::OutOfMemory {
-        requested,
-        available,
-        ..
-    } = error.clone()
-    else {
+    let error =
+        grow_together(&[(&buffers[0], 2 * GRANULE), (&buffers[1], 4 * GRANULE)], true).unwrap_err();
+    let Error::OutOfMemory { requested, available, .. } = error.clone() else {
         panic!("{error}");
     };
-    assert_eq!(
-        (requested.0, available.map(|b| b.0)),
-        (10 * GRANULE, Some(4 * GRANULE))
-    );
-    assert_eq!(
-        error.to_string(),
-        "cannot commit 640 KiB on cpu: 256 KiB free"
-    );
+    assert_eq!((requested.0, available.map(|b| b.0)), (10 * GRANULE, Some(4 * GRANULE)));
+    assert_eq!(error.to_string(), "cannot commit 640 KiB on cpu: 256 KiB free");
     assert_eq!(device.checked.leftovers(), before);
     assert_eq!(buffers.each_ref().map(|b| b.size().unwrap()), [HALF, HALF]);
 }
@@ -308,10 +245,7 @@ fn a_prepared_growth_can_be_committed_dropped_or_go_stale() {
     drop(prepare_together(&[(&buffer, 4 * GRANULE)]).unwrap());
     assert_eq!(device.checked.leftovers(), before);
     let stale = prepare_together(&[(&buffer, 4 * GRANULE)]).unwrap();
-    prepare_together(&[(&buffer, GRANULE)])
-        .unwrap()
-        .commit(true)
-        .unwrap();
+    prepare_together(&[(&buffer, GRANULE)]).unwrap().commit(true).unwrap();
     assert_eq!(stale.commit(true).unwrap_err(), Error::StalePrepared);
     assert_eq!(buffer.size().unwrap(), GRANULE);
     assert_eq!(device.checked.leftovers().num_handles, 1);
@@ -323,16 +257,10 @@ fn rejects_sizes_that_do_not_fit() {
     let buffer = device.exact(4 * GRANULE, 2);
     buffer.grow_to(GRANULE, false).unwrap();
     let error = buffer.grow_to(3 * GRANULE, false).unwrap_err();
-    assert!(
-        error.to_string().contains("exceeds the segment capacity"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("exceeds the segment capacity"), "{error}");
     let error = buffer.grow_to(1, false).unwrap_err();
     assert!(error.to_string().contains("grow-only"), "{error}");
-    assert!(matches!(
-        buffer.grow_by(u64::MAX, false),
-        Err(Error::CapacityExceeded { .. })
-    ));
+    assert!(matches!(buffer.grow_by(u64::MAX, false), Err(Error::CapacityExceeded { .. })));
     let error = buffer.shrink_to(2 * GRANULE, Fence::Device).unwrap_err();
     assert!(matches!(error, Error::ShrinkOnly { .. }), "{error}");
     let error = grow_together(&[(&buffer, GRANULE), (&buffer, GRANULE)], false).unwrap_err();
@@ -345,21 +273,12 @@ fn memory_waits_for_the_last_view() {
     let device = TestDevice::new(1 << 30);
     let buffer = device.exact(4 * GRANULE, 2);
     buffer.grow_to(GRANULE, true).unwrap();
-    let views = [
-        buffer.view_committed(2 * GRANULE, GRANULE),
-        buffer.view_capacity(0, 4 * GRANULE),
-    ];
+    let views = [buffer.view_committed(2 * GRANULE, GRANULE), buffer.view_capacity(0, 4 * GRANULE)];
     let [committed, capacity] = views.map(Result::unwrap);
-    assert_eq!(
-        buffer.free_strict().unwrap_err(),
-        Error::LiveViews { num_views: 2 }
-    );
+    assert_eq!(buffer.free_strict().unwrap_err(), Error::LiveViews { num_views: 2 });
     assert!(!buffer.is_freed().unwrap());
     assert_eq!(buffer.free().unwrap(), Freeing::Deferred { num_views: 2 });
-    assert_eq!(
-        buffer.grow_to(GRANULE, true).unwrap_err(),
-        Error::Freed { operation: "grow" }
-    );
+    assert_eq!(buffer.grow_to(GRANULE, true).unwrap_err(), Error::Freed { operation: "grow" });
     assert!(buffer.stats().unwrap().has_deferred_free);
     drop(committed);
     device.host.write(capacity.address(), &[1]).unwrap();
@@ -381,16 +300,7 @@ fn views_stay_inside_what_they_may_show() {
         assert!(matches!(error, Error::ViewOutOfRange { .. }), "{error}");
     }
     let error = buffer.view_capacity(1, 4 * GRANULE).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::ViewOutOfRange {
-                limit_of: "reserved",
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::ViewOutOfRange { limit_of: "reserved", .. }), "{error}");
 }
 
 #[test]
@@ -413,12 +323,7 @@ fn a_failure_that_cannot_be_undone_poisons_the_buffer_but_not_free() {
     device.checked.fail_nth_of(DriverCall::Unmap, 0);
     buffer.grow_to(GRANULE, true).unwrap_err();
     let error = buffer.grow_to(GRANULE, true).unwrap_err();
-    assert_eq!(
-        error,
-        Error::Poisoned {
-            call: DriverCall::Map
-        }
-    );
+    assert_eq!(error, Error::Poisoned { call: DriverCall::Map });
     assert!(error.to_string().contains("can only be freed"));
 }
 
@@ -439,10 +344,7 @@ fn threads_that_append_never_lose_a_byte() {
             })
         })
         .collect();
-    let mut ends: Vec<u64> = workers
-        .into_iter()
-        .flat_map(|w| w.join().unwrap())
-        .collect();
+    let mut ends: Vec<u64> = workers.into_iter().flat_map(|w| w.join().unwrap()).collect();
     ends.sort_unstable();
     assert_eq!(ends, (1..=800).map(|n| n * 1000).collect::<Vec<u64>>());
 }

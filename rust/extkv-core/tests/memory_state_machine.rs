@@ -17,20 +17,11 @@ use support::{GRANULE, TestDevice};
 #[derive(Debug, Clone)]
 enum Step {
     /// New sizes as thousandths of each buffer's largest size; clamped to grow.
-    Grow {
-        permille: Vec<u64>,
-        zero_new: bool,
-        is_prepared: bool,
-    },
+    Grow { permille: Vec<u64>, zero_new: bool, is_prepared: bool },
     /// New sizes as thousandths of each buffer's current size.
     Shrink { permille: Vec<u64> },
     /// Fill a committed stretch of one segment.
-    Write {
-        buffer: usize,
-        segment: usize,
-        from_permille: u64,
-        value: u8,
-    },
+    Write { buffer: usize, segment: usize, from_permille: u64, value: u8 },
     /// Take a view of committed bytes.
     View { buffer: usize },
     /// Drop the oldest view.
@@ -44,10 +35,7 @@ struct Shape {
 }
 
 fn shapes() -> impl Strategy<Value = Vec<Shape>> {
-    let part = (
-        1u64..5,
-        prop_oneof![Just(1u64), Just(1000), Just(GRANULE / 2), Just(3 * GRANULE)],
-    )
+    let part = (1u64..5, prop_oneof![Just(1u64), Just(1000), Just(GRANULE / 2), Just(3 * GRANULE)])
         .prop_map(|(half_granules, unit)| {
             let capacity = (half_granules * GRANULE / 2).max(unit);
             (capacity, unit)
@@ -111,19 +99,10 @@ impl World {
             .collect();
         let models = shapes
             .iter()
-            .map(|shape| Model {
-                size: 0,
-                segments: vec![Vec::new(); shape.parts.len()],
-            })
+            .map(|shape| Model { size: 0, segments: vec![Vec::new(); shape.parts.len()] })
             .collect();
         let bases = buffers.iter().map(GrowableBuffer::base).collect();
-        Self {
-            device,
-            buffers,
-            models,
-            views: Vec::new(),
-            bases,
-        }
+        Self { device, buffers, models, views: Vec::new(), bases }
     }
 
     /// Everything a failed step must leave as it was.
@@ -133,11 +112,7 @@ impl World {
             .iter()
             .map(|buffer| {
                 let stats = buffer.stats().expect("stats");
-                (
-                    buffer.size().expect("size"),
-                    stats.committed_bytes,
-                    stats.num_handles,
-                )
+                (buffer.size().expect("size"), stats.committed_bytes, stats.num_handles)
             })
             .collect();
         (self.device.checked.leftovers(), per_buffer)
@@ -171,10 +146,7 @@ impl World {
                 // A release that failed was made up for; the step is done all the same.
                 Ok(()) => return,
                 Err(error) => {
-                    assert!(
-                        num_calls > index,
-                        "failed without an injected failure: {error:?}"
-                    );
+                    assert!(num_calls > index, "failed without an injected failure: {error:?}");
                     assert_eq!(self.fingerprint(), before, "call {index} left a trace");
                     self.check_bytes();
                 }
@@ -184,27 +156,17 @@ impl World {
 
     fn run(&mut self, step: &Step) {
         match step {
-            Step::Grow {
-                permille,
-                zero_new,
-                is_prepared,
-            } => {
+            Step::Grow { permille, zero_new, is_prepared } => {
                 self.grow(permille, *zero_new, *is_prepared);
             }
             Step::Shrink { permille } => self.shrink(permille),
-            Step::Write {
-                buffer,
-                segment,
-                from_permille,
-                value,
-            } => {
+            Step::Write { buffer, segment, from_permille, value } => {
                 self.write(*buffer, *segment, *from_permille, *value);
             }
             Step::View { buffer } => {
                 let buffer = &self.buffers[buffer % self.buffers.len()];
                 let committed = buffer.layout().segments()[0].prefix(buffer.size().expect("size"));
-                self.views
-                    .push(buffer.view_committed(0, committed).expect("view"));
+                self.views.push(buffer.view_committed(0, committed).expect("view"));
             }
             Step::DropView => drop((!self.views.is_empty()).then(|| self.views.remove(0))),
         }
@@ -232,12 +194,8 @@ impl World {
             for (segment, bytes) in buffer.layout().segments().iter().zip(&mut model.segments) {
                 let old = bytes.len() as u64;
                 let new_bytes =
-                    self.device
-                        .read(buffer, segment.offset + old, segment.prefix(size) - old);
-                assert!(
-                    !zero_new || new_bytes.iter().all(|byte| *byte == 0),
-                    "new bytes not zero"
-                );
+                    self.device.read(buffer, segment.offset + old, segment.prefix(size) - old);
+                assert!(!zero_new || new_bytes.iter().all(|byte| *byte == 0), "new bytes not zero");
                 bytes.extend(new_bytes);
             }
             model.size = size;
@@ -245,12 +203,8 @@ impl World {
     }
 
     fn shrink(&mut self, permille: &[u64]) {
-        let sizes: Vec<u64> = self
-            .models
-            .iter()
-            .zip(permille)
-            .map(|(model, p)| model.size * p / 1000)
-            .collect();
+        let sizes: Vec<u64> =
+            self.models.iter().zip(permille).map(|(model, p)| model.size * p / 1000).collect();
         let targets: Vec<(&GrowableBuffer, u64)> =
             self.buffers.iter().zip(sizes.iter().copied()).collect();
         self.with_every_failure(|| shrink_together(&targets, Fence::Device).map(|_| ()));
@@ -275,12 +229,7 @@ impl World {
 
     /// Frees everything with every failure, views last, and looks for leaks.
     fn finish(self) {
-        let Self {
-            device,
-            buffers,
-            views,
-            ..
-        } = self;
+        let Self { device, buffers, views, .. } = self;
         for buffer in &buffers {
             for index in 0.. {
                 let calls_before = device.checked.num_calls();

@@ -54,13 +54,7 @@ impl Engine {
     pub(crate) fn add(&mut self, new: NewRequest) {
         match self.scheduler.add_request(new.clone()) {
             Ok(()) => {
-                self.live.insert(
-                    new.request_id,
-                    Live {
-                        new,
-                        output: Vec::new(),
-                    },
-                );
+                self.live.insert(new.request_id, Live { new, output: Vec::new() });
             }
             Err(Error::NeverFits { .. }) => {}
             Err(error) => panic!("{error}"),
@@ -106,20 +100,13 @@ impl Engine {
         let plan = self.scheduler.schedule().unwrap().clone();
         self.check();
         self.plans.push(plan.clone());
-        assert_eq!(
-            plan.is_empty(),
-            self.live.is_empty(),
-            "some request always advances"
-        );
+        assert_eq!(plan.is_empty(), self.live.is_empty(), "some request always advances");
         if plan.is_empty() {
             return None;
         }
         self.check_plan(&plan);
-        let keys: Vec<u64> = plan
-            .request_ids
-            .iter()
-            .map(|request_id| key_of(&self.live[request_id].new))
-            .collect();
+        let keys: Vec<u64> =
+            plan.request_ids.iter().map(|request_id| key_of(&self.live[request_id].new)).collect();
         let accepted = self.runner.run(&plan, &keys);
         Some((plan, accepted))
     }
@@ -188,10 +175,7 @@ impl Engine {
         }
         assert!(self.live.is_empty(), "every request finishes");
         assert!(!self.scheduler.has_unfinished_requests());
-        assert_eq!(
-            self.scheduler.pool().num_free(),
-            self.scheduler.pool().num_blocks()
-        );
+        assert_eq!(self.scheduler.pool().num_free(), self.scheduler.pool().num_blocks());
     }
 
     pub(crate) fn grow(&mut self, num_blocks: u32) {
@@ -225,10 +209,7 @@ impl Engine {
         assert_eq!(free.len() + holders.len(), pool.num_blocks().0 as usize);
         for id in (0..pool.num_blocks().0).map(BlockId) {
             let held = holders.get(&id).copied().unwrap_or(0);
-            assert_eq!(
-                (pool.num_refs(id).unwrap(), free.contains(&id)),
-                (held, held == 0)
-            );
+            assert_eq!((pool.num_refs(id).unwrap(), free.contains(&id)), (held, held == 0));
         }
     }
 
@@ -239,16 +220,9 @@ impl Engine {
         assert!(plan.num_tokens() <= config.max_num_batched_tokens.0 as usize);
         assert!(plan.sample_rows.len() <= config.max_num_sample_rows() as usize);
         assert_eq!(plan.query_start_loc.len(), num_rows + 1);
-        assert_eq!(
-            plan.block_tables.len(),
-            num_rows * plan.block_table_width as usize
-        );
+        assert_eq!(plan.block_tables.len(), num_rows * plan.block_table_width as usize);
         let slots: BTreeSet<i64> = plan.slot_mapping.iter().copied().collect();
-        assert_eq!(
-            slots.len(),
-            plan.num_tokens(),
-            "a slot is written once in a step"
-        );
+        assert_eq!(slots.len(), plan.num_tokens(), "a slot is written once in a step");
         let rows: BTreeSet<i32> = plan.request_slots.iter().copied().collect();
         assert_eq!(rows.len(), num_rows, "a batch slot serves one row");
         for row in 0..num_rows {
@@ -259,45 +233,27 @@ impl Engine {
     fn check_row(&mut self, plan: &SchedulePlan, row: usize, config: &SchedulerConfig) {
         let request_id = plan.request_ids[row];
         let occupant = (plan.request_slots[row], plan.slot_generations[row]);
-        assert_eq!(
-            *self.occupants.entry(occupant).or_insert(request_id),
-            request_id
-        );
+        assert_eq!(*self.occupants.entry(occupant).or_insert(request_id), request_id);
         let request = self.scheduler.request(request_id).unwrap();
         let num_drafts = plan.num_draft_tokens[row];
         assert!(num_drafts >= 0 && num_drafts as u32 <= config.num_speculative_tokens.0);
-        let (first, end) = (
-            plan.query_start_loc[row] as usize,
-            plan.query_start_loc[row + 1] as usize,
-        );
+        let (first, end) =
+            (plan.query_start_loc[row] as usize, plan.query_start_loc[row + 1] as usize);
         assert_eq!((end - first) as i32, plan.num_scheduled_tokens[row]);
-        assert!(
-            end > first + num_drafts as usize,
-            "a row computes a committed token"
-        );
-        assert_eq!(
-            plan.positions[first],
-            i64::from(plan.num_computed_tokens[row])
-        );
+        assert!(end > first + num_drafts as usize, "a row computes a committed token");
+        assert_eq!(plan.positions[first], i64::from(plan.num_computed_tokens[row]));
         assert!(plan.positions[end - 1] < i64::from(config.max_model_len.0) - 1);
         let is_sampled = plan.seq_lens[row] - num_drafts == request.num_tokens().0 as i32;
         let num_samples = plan.sample_start_loc[row + 1] - plan.sample_start_loc[row];
         assert_eq!(num_samples, if is_sampled { 1 + num_drafts } else { 0 });
         let num_committed = plan.num_scheduled_tokens[row] - num_drafts;
         let is_decode = is_sampled && num_committed == 1;
-        assert_eq!(
-            is_decode,
-            row < plan.num_decode_requests as usize,
-            "decode rows come first"
-        );
+        assert_eq!(is_decode, row < plan.num_decode_requests as usize, "decode rows come first");
         let num_slots = NumTokens(plan.seq_lens[row] as u32)
             .saturating_add(config.num_lookahead_tokens)
             .min(config.max_model_len);
         let needed = num_slots.num_blocks(config.block_size).0 as usize;
-        assert!(
-            request.block_ids().len() >= needed,
-            "lookahead slots are there"
-        );
+        assert!(request.block_ids().len() >= needed, "lookahead slots are there");
         for index in first..end {
             let block = plan.slot_mapping[index] as u32 / config.block_size.get();
             let num_refs = self.scheduler.pool().num_refs(BlockId(block)).unwrap();

@@ -31,9 +31,7 @@ pub(crate) fn config() -> SchedulerConfig {
         num_speculative_tokens: NumTokens(3),
         num_lookahead_tokens: NumTokens(3),
         policy: SchedulingPolicy::Fcfs,
-        chunked_prefill: ChunkedPrefill::Enabled {
-            long_prefill_token_threshold: None,
-        },
+        chunked_prefill: ChunkedPrefill::Enabled { long_prefill_token_threshold: None },
         enable_prefix_caching: true,
     }
 }
@@ -54,10 +52,7 @@ pub(crate) fn request(id: u64, first: u32, len: u32) -> NewRequest {
 }
 
 pub(crate) fn sampled(id: u64, tokens: &[TokenId]) -> RequestResult<'_> {
-    RequestResult {
-        request_id: RequestId(id),
-        outcome: RowOutcome::Sampled(tokens),
-    }
+    RequestResult { request_id: RequestId(id), outcome: RowOutcome::Sampled(tokens) }
 }
 
 pub(crate) fn ids(ids: &[RequestId]) -> Vec<u64> {

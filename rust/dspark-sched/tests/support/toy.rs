@@ -57,13 +57,7 @@ pub(crate) fn unconstrained(
         let is_stop = rules.stop_token_ids.contains(&token_id);
         if may_stop && (is_eos || is_stop) {
             let stop_token_id = (!is_eos).then_some(token_id);
-            return (
-                output,
-                Finished {
-                    reason: FinishReason::Stop,
-                    stop_token_id,
-                },
-            );
+            return (output, Finished { reason: FinishReason::Stop, stop_token_id });
         }
         if output.len() >= rules.max_tokens.0 as usize || all.len() >= max_model_len as usize {
             return (output, FinishReason::Length.into());
@@ -95,16 +89,11 @@ pub(crate) struct ToyRunner {
 impl ToyRunner {
     pub(crate) fn new(num_blocks: u32, block_size: u32, vocab_size: u32) -> Self {
         let block_size = block_size as usize;
-        Self {
-            cells: vec![None; num_blocks as usize * block_size],
-            block_size,
-            vocab_size,
-        }
+        Self { cells: vec![None; num_blocks as usize * block_size], block_size, vocab_size }
     }
 
     pub(crate) fn resize(&mut self, num_blocks: u32) {
-        self.cells
-            .resize(num_blocks as usize * self.block_size, None);
+        self.cells.resize(num_blocks as usize * self.block_size, None);
     }
 
     /// Runs a plan: accepted tokens of each row, empty for rows that sample nothing.
@@ -112,9 +101,7 @@ impl ToyRunner {
         for (row, &key) in keys.iter().enumerate() {
             self.write_row(plan, row, key);
         }
-        (0..plan.num_requests())
-            .map(|row| self.verify_row(plan, row, keys[row]))
-            .collect()
+        (0..plan.num_requests()).map(|row| self.verify_row(plan, row, keys[row])).collect()
     }
 
     fn write_row(&mut self, plan: &SchedulePlan, row: usize, key: u64) {
@@ -123,17 +110,10 @@ impl ToyRunner {
             let id = plan.input_token_ids[index];
             let is_draft = index + plan.num_draft_tokens[row] as usize >= end;
             let is_placeholder = id == -1 && is_draft;
-            assert!(
-                is_placeholder || (0..self.vocab_size as i32).contains(&id),
-                "embeds {id}"
-            );
+            assert!(is_placeholder || (0..self.vocab_size as i32).contains(&id), "embeds {id}");
             let token_id = (!is_placeholder).then_some(TokenId(id as u32));
             let slot = plan.slot_mapping[index] as usize;
-            self.cells[slot] = Some(Cell {
-                key,
-                position: plan.positions[index],
-                token_id,
-            });
+            self.cells[slot] = Some(Cell { key, position: plan.positions[index], token_id });
         }
     }
 
@@ -160,17 +140,11 @@ impl ToyRunner {
         let table = &plan.block_tables[row * width..(row + 1) * width];
         (0..=last)
             .map(|position| {
-                let (block, offset) = (
-                    position as usize / self.block_size,
-                    position as usize % self.block_size,
-                );
+                let (block, offset) =
+                    (position as usize / self.block_size, position as usize % self.block_size);
                 let slot = table[block] as usize * self.block_size + offset;
                 let cell = self.cells[slot].expect("reads a slot that was never written");
-                assert_eq!(
-                    (cell.key, cell.position),
-                    (key, position),
-                    "reads another's slot"
-                );
+                assert_eq!((cell.key, cell.position), (key, position), "reads another's slot");
                 cell.token_id.expect("reads a placeholder as context")
             })
             .collect()

@@ -50,10 +50,7 @@ impl CheckedDriver {
     /// Wraps `inner`; nothing fails until a test asks.
     #[must_use]
     pub fn new(inner: Arc<dyn VmmDriver>) -> Self {
-        Self {
-            inner,
-            state: Mutex::default(),
-        }
+        Self { inner, state: Mutex::default() }
     }
 
     /// Fails the call `index` calls from now (0 is the next), whatever its kind.
@@ -98,11 +95,7 @@ impl CheckedDriver {
     #[must_use]
     pub fn leftovers(&self) -> Leftovers {
         let (num_reservations, num_handles, num_mappings) = self.lock().table.counts();
-        Leftovers {
-            num_reservations,
-            num_handles,
-            num_mappings,
-        }
+        Leftovers { num_reservations, num_handles, num_mappings }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -121,23 +114,13 @@ impl CheckedDriver {
             Fault::AllFrom(at) => any >= at,
         });
         if is_hit {
-            return Err(DriverError::Injected {
-                call,
-                device: self.device(),
-                index: any,
-            });
+            return Err(DriverError::Injected { call, device: self.device(), index: any });
         }
         Ok(state)
     }
 
     fn illegal(&self, call: DriverCall, rule: Rule, address: u64, length: u64) -> DriverError {
-        DriverError::Illegal {
-            call,
-            device: self.device(),
-            rule,
-            address,
-            length: Bytes(length),
-        }
+        DriverError::Illegal { call, device: self.device(), rule, address, length: Bytes(length) }
     }
 
     fn check_granules(&self, call: DriverCall, address: u64, length: u64) -> DriverResult<()> {
@@ -212,10 +195,7 @@ impl VmmDriver for CheckedDriver {
         let mut state = self.enter(call)?;
         self.check_granules(call, address, length)?;
         let illegal = |rule| self.illegal(call, rule, address, length);
-        state
-            .table
-            .check_map(address, length, handle)
-            .map_err(illegal)?;
+        state.table.check_map(address, length, handle).map_err(illegal)?;
         if state.table.is_mapped(handle) {
             return Err(illegal("the handle is mapped already"));
         }

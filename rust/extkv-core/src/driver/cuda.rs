@@ -7,63 +7,26 @@
 //! break a graph capture of another stream.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
 
 use super::cuda_library::{Code, CudaLibrary, Opaque};
-use super::{
-    AllocationProperties, Device, DriverCall, Fence, HandleId, MemoryInfo, Shareable, VmmDriver,
+use super::cuda_probe::{
+    CudaOptions, DeviceFacts, init_failed, is_started_here, property_candidates, start,
+    version_text,
 };
+use super::{AllocationProperties, Device, DriverCall, Fence, HandleId, MemoryInfo, VmmDriver};
 use crate::error::{DriverError, DriverResult, ProbeError};
 use crate::units::Bytes;
 
 const OUT_OF_MEMORY: Code = sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code;
 const INVALID_VALUE: Code = sys::CUresult::CUDA_ERROR_INVALID_VALUE as Code;
-const NOT_INITIALIZED: Code = sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as Code;
 const DEINITIALIZED: Code = sys::CUresult::CUDA_ERROR_DEINITIALIZED as Code;
-const STUB_LIBRARY: Code = sys::CUresult::CUDA_ERROR_STUB_LIBRARY as Code;
-const NO_DEVICE: Code = sys::CUresult::CUDA_ERROR_NO_DEVICE as Code;
 
 const CAPTURE_MODE_RELAXED: u32 = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
 const STREAM_NON_BLOCKING: u32 = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
 /// Streams 0, 1 and 2 are names (null, legacy, per-thread), valid in any context.
 const LAST_NAMED_STREAM: Opaque = 2;
-
-/// Process in which CUDA was first started through this crate; 0 for none yet.
-static STARTED_IN: AtomicU32 = AtomicU32::new(0);
-
-/// Whether physical memory can be given to network cards (GPUDirect RDMA).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Rdma {
-    /// Where the device can.
-    #[default]
-    Auto,
-    /// Yes, or an error.
-    On,
-    /// No.
-    Off,
-}
-
-/// What to ask of physical memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct CudaOptions {
-    /// Export to other processes.
-    pub shareable: Shareable,
-    /// Registration with network cards.
-    pub rdma: Rdma,
-}
-
-/// What the probe found out about a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceFacts {
-    /// Product name.
-    pub name: String,
-    /// Driver version as `major.minor`.
-    pub driver_version: String,
-    /// Library the driver was loaded from.
-    pub library: String,
-}
 
 /// Driver of one CUDA device.
 #[derive(Debug)]
@@ -79,18 +42,13 @@ pub struct CudaDriver {
 }
 
 impl CudaDriver {
-    /// The oldest driver version supported, as CUDA numbers it (12000 is 12.0).
-    pub const MINIMUM_VERSION: i32 = 12_000;
-
     /// Number of devices that this process sees. Starts the driver.
     ///
     /// # Errors
     /// Why CUDA cannot be used at all.
     pub fn device_count(library: &CudaLibrary) -> Result<u32, ProbeError> {
         start(library)?;
-        library
-            .device_count()
-            .map_err(|code| init_failed(library, code))
+        library.device_count().map_err(|code| init_failed(library, code))
     }
 
     /// Probes device `ordinal` and opens a driver on it. Retains its primary context.
@@ -113,9 +71,7 @@ impl CudaDriver {
         let device = library.device(index).map_err(fail)?;
         let name = library.device_name(device).map_err(fail)?;
         let has = |attribute: sys::CUdevice_attribute| {
-            library
-                .device_attribute(attribute as i32, device)
-                .is_ok_and(|value| value != 0)
+            library.device_attribute(attribute as i32, device).is_ok_and(|value| value != 0)
         };
         if !has(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
             return Err(ProbeError::VmmUnsupported { ordinal, name });
@@ -140,10 +96,7 @@ impl CudaDriver {
             context,
             fill_stream: 0,
             granularity: 0,
-            properties: AllocationProperties {
-                posix_fd: false,
-                gpu_direct_rdma: false,
-            },
+            properties: AllocationProperties { posix_fd: false, gpu_direct_rdma: false },
             facts,
         };
         driver.refuse_foreign_context()?;
@@ -175,9 +128,7 @@ impl CudaDriver {
 
     fn open_fill_stream(&mut self) -> Result<(), ProbeError> {
         let stream = {
-            let _context = self
-                .enter(DriverCall::Fill)
-                .map_err(|source| self.trial(source))?;
+            let _context = self.enter(DriverCall::Fill).map_err(|source| self.trial(source))?;
             self.library
                 .greatest_priority()
                 .and_then(|priority| self.library.create_stream(STREAM_NON_BLOCKING, priority))
@@ -234,10 +185,7 @@ impl CudaDriver {
     }
 
     fn trial(&self, source: DriverError) -> ProbeError {
-        ProbeError::TrialFailed {
-            device: VmmDriver::device(self),
-            source,
-        }
+        ProbeError::TrialFailed { device: VmmDriver::device(self), source }
     }
 
     fn location(&self) -> sys::CUmemLocation {
@@ -269,17 +217,9 @@ impl CudaDriver {
 
     /// Makes the primary context current until the guard drops.
     fn enter(&self, call: DriverCall) -> DriverResult<ContextGuard<'_>> {
-        self.library
-            .push_context(self.context)
-            .map_err(|code| self.error(call, code))?;
-        let previous_mode = self
-            .library
-            .exchange_capture_mode(CAPTURE_MODE_RELAXED)
-            .ok();
-        Ok(ContextGuard {
-            library: &self.library,
-            previous_mode,
-        })
+        self.library.push_context(self.context).map_err(|code| self.error(call, code))?;
+        let previous_mode = self.library.exchange_capture_mode(CAPTURE_MODE_RELAXED).ok();
+        Ok(ContextGuard { library: &self.library, previous_mode })
     }
 
     /// Runs one driver call in the primary context.
@@ -300,19 +240,13 @@ impl CudaDriver {
         work: impl FnOnce(&CudaLibrary, usize) -> Result<T, Code>,
     ) -> DriverResult<T> {
         let size = self.size(call, length)?;
-        self.run(call, |library| work(library, size))
-            .map_err(|error| match error.code() {
-                Some(code) if code == i64::from(OUT_OF_MEMORY) => {
-                    let (device, requested) = (VmmDriver::device(self), Bytes(length));
-                    DriverError::OutOfMemory {
-                        call,
-                        device,
-                        requested,
-                        code,
-                    }
-                }
-                _ => error,
-            })
+        self.run(call, |library| work(library, size)).map_err(|error| match error.code() {
+            Some(code) if code == i64::from(OUT_OF_MEMORY) => {
+                let (device, requested) = (VmmDriver::device(self), Bytes(length));
+                DriverError::OutOfMemory { call, device, requested, code }
+            }
+            _ => error,
+        })
     }
 
     /// Like [`Self::run`] for calls that take memory away. When the process is ending and the
@@ -361,14 +295,12 @@ impl CudaDriver {
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        if STARTED_IN.load(Ordering::SeqCst) != std::process::id() {
+        if !is_started_here() {
             return;
         }
         if self.fill_stream != 0 {
             // Failing to end a stream leaves nothing that a caller could act on.
-            let _ = self.run(DriverCall::Fill, |library| {
-                library.destroy_stream(self.fill_stream)
-            });
+            let _ = self.run(DriverCall::Fill, |library| library.destroy_stream(self.fill_stream));
         }
         let _ = self.library.release_primary_context(self.device);
     }
@@ -376,9 +308,7 @@ impl Drop for CudaDriver {
 
 impl VmmDriver for CudaDriver {
     fn device(&self) -> Device {
-        Device::Cuda {
-            ordinal: self.ordinal,
-        }
+        Device::Cuda { ordinal: self.ordinal }
     }
 
     fn granularity(&self) -> u64 {
@@ -396,20 +326,13 @@ impl VmmDriver for CudaDriver {
     fn reserve(&self, length: u64) -> DriverResult<u64> {
         let call = DriverCall::Reserve;
         let size = self.size(call, length)?;
-        self.run(call, |library| library.reserve(size))
-            .map_err(|error| match error.code() {
-                Some(code)
-                    if code == i64::from(OUT_OF_MEMORY) || code == i64::from(INVALID_VALUE) =>
-                {
-                    let (device, requested) = (VmmDriver::device(self), Bytes(length));
-                    DriverError::AddressSpaceExhausted {
-                        device,
-                        requested,
-                        code,
-                    }
-                }
-                _ => error,
-            })
+        self.run(call, |library| library.reserve(size)).map_err(|error| match error.code() {
+            Some(code) if code == i64::from(OUT_OF_MEMORY) || code == i64::from(INVALID_VALUE) => {
+                let (device, requested) = (VmmDriver::device(self), Bytes(length));
+                DriverError::AddressSpaceExhausted { device, requested, code }
+            }
+            _ => error,
+        })
     }
 
     fn free_address(&self, base: u64, length: u64) -> DriverResult<()> {
@@ -455,9 +378,7 @@ impl VmmDriver for CudaDriver {
     fn fill(&self, address: u64, length: u64, value: u8) -> DriverResult<()> {
         let call = DriverCall::Fill;
         let size = self.size(call, length)?;
-        self.run(call, |library| {
-            library.fill(address, value, size, self.fill_stream)
-        })
+        self.run(call, |library| library.fill(address, value, size, self.fill_stream))
     }
 
     fn synchronize(&self, fence: Fence<'_>) -> DriverResult<()> {
@@ -467,9 +388,9 @@ impl VmmDriver for CudaDriver {
                 self.run_teardown(call, |library| library.synchronize_stream(self.fill_stream))
             }
             Fence::Device => self.run_teardown(call, CudaLibrary::synchronize_context),
-            Fence::Streams(streams) => streams
-                .iter()
-                .try_for_each(|stream| self.synchronize_stream(*stream)),
+            Fence::Streams(streams) => {
+                streams.iter().try_for_each(|stream| self.synchronize_stream(*stream))
+            }
         }
     }
 
@@ -493,89 +414,4 @@ impl Drop for ContextGuard<'_> {
         // Pops the context that `enter` pushed; the stack below it was never touched.
         let _ = self.library.pop_context();
     }
-}
-
-/// Starts the driver (once a process) and checks its version.
-fn start(library: &CudaLibrary) -> Result<i32, ProbeError> {
-    let child = std::process::id();
-    let parent = STARTED_IN.load(Ordering::SeqCst);
-    if parent != 0 && parent != child {
-        return Err(ProbeError::Forked { parent, child });
-    }
-    match library.init() {
-        0 => {}
-        STUB_LIBRARY => {
-            return Err(ProbeError::StubLibrary {
-                library: library.name().to_owned(),
-            });
-        }
-        NO_DEVICE => {
-            return Err(ProbeError::NoSuchDevice {
-                ordinal: 0,
-                count: 0,
-            });
-        }
-        // What a fork of a process that started CUDA itself (through torch, say) gets.
-        NOT_INITIALIZED => {
-            let parent = std::os::unix::process::parent_id();
-            return Err(ProbeError::Forked { parent, child });
-        }
-        code => return Err(init_failed(library, code)),
-    }
-    let version = library
-        .driver_version()
-        .map_err(|code| init_failed(library, code))?;
-    if version < CudaDriver::MINIMUM_VERSION {
-        return Err(ProbeError::DriverTooOld {
-            found: version_text(version),
-            minimum: version_text(CudaDriver::MINIMUM_VERSION),
-        });
-    }
-    STARTED_IN.store(child, Ordering::SeqCst);
-    Ok(version)
-}
-
-/// The allocation properties to try, best first.
-fn property_candidates(
-    options: CudaOptions,
-    can_export: bool,
-    can_rdma: bool,
-    ordinal: u32,
-) -> Result<Vec<AllocationProperties>, ProbeError> {
-    let unsupported = |property| {
-        let device = Device::Cuda { ordinal };
-        Err(ProbeError::PropertyUnsupported { device, property })
-    };
-    let exports: &[bool] = match options.shareable {
-        Shareable::PosixFd if !can_export => {
-            return unsupported("a POSIX file descriptor handle");
-        }
-        Shareable::PosixFd => &[true],
-        Shareable::Auto if can_export => &[true, false],
-        Shareable::Auto | Shareable::None => &[false],
-    };
-    let rdmas: &[bool] = match options.rdma {
-        Rdma::On if !can_rdma => return unsupported("GPUDirect RDMA capability"),
-        Rdma::On => &[true],
-        Rdma::Auto if can_rdma => &[true, false],
-        Rdma::Auto | Rdma::Off => &[false],
-    };
-    let pairs = exports.iter().flat_map(|posix_fd| {
-        rdmas.iter().map(|gpu_direct_rdma| AllocationProperties {
-            posix_fd: *posix_fd,
-            gpu_direct_rdma: *gpu_direct_rdma,
-        })
-    });
-    Ok(pairs.collect())
-}
-
-fn init_failed(library: &CudaLibrary, code: Code) -> ProbeError {
-    ProbeError::InitFailed {
-        code: code.into(),
-        name: library.error_name(code),
-    }
-}
-
-fn version_text(version: i32) -> String {
-    format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -113,10 +113,7 @@ impl CudaLibrary {
                 Err(message) => detail = message,
             }
         }
-        Err(ProbeError::LibraryMissing {
-            tried: Self::NAMES.join(", "),
-            detail,
-        })
+        Err(ProbeError::LibraryMissing { tried: Self::NAMES.join(", "), detail })
     }
 
     /// Loads the driver library at `path`.
@@ -124,10 +121,8 @@ impl CudaLibrary {
     /// # Errors
     /// `LibraryMissing` or `SymbolMissing`.
     pub fn load_from(path: &str) -> Result<Self, ProbeError> {
-        let library = Self::open(path).map_err(|detail| ProbeError::LibraryMissing {
-            tried: path.to_owned(),
-            detail,
-        })?;
+        let library = Self::open(path)
+            .map_err(|detail| ProbeError::LibraryMissing { tried: path.to_owned(), detail })?;
         Self::look_up(library, path)
     }
 
@@ -142,11 +137,7 @@ impl CudaLibrary {
 
     fn look_up(library: Library, name: &str) -> Result<Self, ProbeError> {
         let functions = Functions::look_up(&library, name)?;
-        Ok(Self {
-            functions,
-            name: name.to_owned(),
-            library,
-        })
+        Ok(Self { functions, name: name.to_owned(), library })
     }
 
     /// The name or path that the library was loaded by.
@@ -162,9 +153,7 @@ impl CudaLibrary {
             return "unknown error".to_owned();
         }
         // SAFETY: on success the driver sets the pointer to a NUL-terminated constant of its own.
-        unsafe { CStr::from_ptr(text) }
-            .to_string_lossy()
-            .into_owned()
+        unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
     pub(super) fn init(&self) -> Code {
@@ -191,25 +180,14 @@ impl CudaLibrary {
 
     pub(super) fn device_name(&self, device: i32) -> Result<String, Code> {
         let mut buffer = [0u8; 256];
-        check(call!(self.device_get_name(
-            buffer.as_mut_ptr().cast(),
-            256,
-            device
-        )))?;
-        let length = buffer
-            .iter()
-            .position(|byte| *byte == 0)
-            .unwrap_or(buffer.len());
+        check(call!(self.device_get_name(buffer.as_mut_ptr().cast(), 256, device)))?;
+        let length = buffer.iter().position(|byte| *byte == 0).unwrap_or(buffer.len());
         Ok(String::from_utf8_lossy(&buffer[..length]).into_owned())
     }
 
     pub(super) fn device_attribute(&self, attribute: i32, device: i32) -> Result<i32, Code> {
         let mut value = 0;
-        check(call!(self.device_get_attribute(
-            &raw mut value,
-            attribute,
-            device
-        )))?;
+        check(call!(self.device_get_attribute(&raw mut value, attribute, device)))?;
         Ok(value)
     }
 
@@ -252,20 +230,13 @@ impl CudaLibrary {
     /// The numerically lowest stream priority, which is the most urgent.
     pub(super) fn greatest_priority(&self) -> Result<i32, Code> {
         let (mut least, mut greatest) = (0, 0);
-        check(call!(self.ctx_get_stream_priority_range(
-            &raw mut least,
-            &raw mut greatest
-        )))?;
+        check(call!(self.ctx_get_stream_priority_range(&raw mut least, &raw mut greatest)))?;
         Ok(greatest)
     }
 
     pub(super) fn create_stream(&self, flags: u32, priority: i32) -> Result<Opaque, Code> {
         let mut stream = 0;
-        check(call!(self.stream_create_with_priority(
-            &raw mut stream,
-            flags,
-            priority
-        )))?;
+        check(call!(self.stream_create_with_priority(&raw mut stream, flags, priority)))?;
         Ok(stream)
     }
 
@@ -292,13 +263,7 @@ impl CudaLibrary {
 
     pub(super) fn reserve(&self, length: usize) -> Result<u64, Code> {
         let mut address = 0;
-        check(call!(self.mem_address_reserve(
-            &raw mut address,
-            length,
-            0,
-            0,
-            0
-        )))?;
+        check(call!(self.mem_address_reserve(&raw mut address, length, 0, 0, 0)))?;
         Ok(address)
     }
 
@@ -312,12 +277,7 @@ impl CudaLibrary {
         properties: &sys::CUmemAllocationProp,
     ) -> Result<u64, Code> {
         let mut handle = 0;
-        check(call!(self.mem_create(
-            &raw mut handle,
-            length,
-            properties,
-            0
-        )))?;
+        check(call!(self.mem_create(&raw mut handle, length, properties, 0)))?;
         Ok(handle)
     }
 
@@ -345,11 +305,7 @@ impl CudaLibrary {
     pub(super) fn granularity(&self, properties: &sys::CUmemAllocationProp) -> Result<u64, Code> {
         let mut granularity = 0usize;
         // 0: CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        check(call!(self.mem_get_granularity(
-            &raw mut granularity,
-            properties,
-            0
-        )))?;
+        check(call!(self.mem_get_granularity(&raw mut granularity, properties, 0)))?;
         Ok(granularity as u64)
     }
 

@@ -30,10 +30,7 @@ fn fake(name: &str, flags: &[&str]) -> Arc<CudaLibrary> {
 }
 
 fn fake_path(name: &str) -> PathBuf {
-    std::env::temp_dir().join(format!(
-        "extkv-fake-libcuda-{}-{name}.so",
-        std::process::id()
-    ))
+    std::env::temp_dir().join(format!("extkv-fake-libcuda-{}-{name}.so", std::process::id()))
 }
 
 fn load(name: &str) -> Result<Arc<CudaLibrary>, ProbeError> {
@@ -49,9 +46,7 @@ fn open(name: &str, flags: &[&str]) -> Result<CudaDriver, ProbeError> {
 }
 
 fn reason(name: &str, flags: &[&str]) -> ProbeError {
-    open(name, flags)
-        .map(|driver| panic!("{driver:?} opened"))
-        .unwrap_err()
+    open(name, flags).map(|driver| panic!("{driver:?} opened")).unwrap_err()
 }
 
 #[test]
@@ -63,23 +58,15 @@ fn a_good_device_opens_and_reports_its_choices() {
     assert_eq!(driver.facts().driver_version, "13.0");
     assert!(driver.properties().posix_fd && driver.properties().gpu_direct_rdma);
     let info = driver.memory_info().unwrap();
-    assert_eq!(
-        info.free, info.total,
-        "the trial growth gave everything back"
-    );
+    assert_eq!(info.free, info.total, "the trial growth gave everything back");
 }
 
 #[test]
 fn a_missing_library_names_what_was_tried() {
     let error = CudaLibrary::load_from("/nonexistent/libcuda.so.1").unwrap_err();
-    let ProbeError::LibraryMissing { tried, detail } = error else {
-        panic!("{error}")
-    };
+    let ProbeError::LibraryMissing { tried, detail } = error else { panic!("{error}") };
     assert_eq!(tried, "/nonexistent/libcuda.so.1");
-    assert!(
-        detail.contains("cannot open shared object file"),
-        "{detail}"
-    );
+    assert!(detail.contains("cannot open shared object file"), "{detail}");
 }
 
 #[test]
@@ -99,62 +86,36 @@ fn a_driver_without_a_function_names_it() {
         .unwrap();
     assert!(status.success());
     let error = load("symbol").unwrap_err();
-    let ProbeError::SymbolMissing { symbol, .. } = &error else {
-        panic!("{error}")
-    };
+    let ProbeError::SymbolMissing { symbol, .. } = &error else { panic!("{error}") };
     assert_eq!(symbol, "cuMemsetD8Async");
 }
 
 #[test]
 fn an_old_driver_tells_both_versions() {
     let error = reason("old", &["-DVERSION=11080"]);
-    assert_eq!(
-        error.to_string(),
-        "CUDA driver version 11.8 is too old: at least 12.0 is needed"
-    );
+    assert_eq!(error.to_string(), "CUDA driver version 11.8 is too old: at least 12.0 is needed");
 }
 
 #[test]
 fn a_device_without_virtual_memory_management_is_refused() {
     let error = reason("novmm", &["-DHAS_VMM=0"]);
-    assert_eq!(
-        error.to_string(),
-        "device cuda:0 (Fake H200) has no virtual memory management"
-    );
+    assert_eq!(error.to_string(), "device cuda:0 (Fake H200) has no virtual memory management");
 }
 
 #[test]
 fn no_device_and_a_wrong_index_tell_the_count() {
     let error = reason("nodevice", &["-DINIT_CODE=100"]);
-    assert_eq!(
-        error,
-        ProbeError::NoSuchDevice {
-            ordinal: 0,
-            count: 0
-        }
-    );
+    assert_eq!(error, ProbeError::NoSuchDevice { ordinal: 0, count: 0 });
     let library = fake("index", &[]);
     let error = CudaDriver::open(library, 7, CudaOptions::default()).unwrap_err();
-    assert_eq!(
-        error,
-        ProbeError::NoSuchDevice {
-            ordinal: 7,
-            count: 2
-        }
-    );
-    assert_eq!(
-        error.to_string(),
-        "device index 7 does not exist: 2 CUDA device(s) found"
-    );
+    assert_eq!(error, ProbeError::NoSuchDevice { ordinal: 7, count: 2 });
+    assert_eq!(error.to_string(), "device index 7 does not exist: 2 CUDA device(s) found");
 }
 
 #[test]
 fn a_driver_that_does_not_start_gives_its_code() {
     let error = reason("init", &["-DINIT_CODE=999"]);
-    assert!(
-        matches!(error, ProbeError::InitFailed { code: 999, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, ProbeError::InitFailed { code: 999, .. }), "{error}");
     // CUDA answers 3 in the fork of a process that started it.
     let error = reason("forked", &["-DINIT_CODE=3"]);
     assert!(error.to_string().contains("spawn"), "{error}");
@@ -164,28 +125,16 @@ fn a_driver_that_does_not_start_gives_its_code() {
 fn a_foreign_current_context_is_refused_on_its_own_device_only() {
     let library = fake("foreign", &["-DFOREIGN_CONTEXT"]);
     let error = CudaDriver::open(Arc::clone(&library), 0, CudaOptions::default()).unwrap_err();
-    assert_eq!(
-        error,
-        ProbeError::ForeignContext {
-            ordinal: 0,
-            context: 0x9999
-        }
-    );
+    assert_eq!(error, ProbeError::ForeignContext { ordinal: 0, context: 0x9999 });
     let other = CudaDriver::open(Arc::clone(&library), 1, CudaOptions::default()).unwrap();
     other.memory_info().unwrap();
-    assert_eq!(
-        library.current_context(),
-        Ok(0x9999),
-        "restored after the calls"
-    );
+    assert_eq!(library.current_context(), Ok(0x9999), "restored after the calls");
 }
 
 #[test]
 fn a_trial_growth_that_fails_is_reported_with_its_call() {
     let error = reason("trial", &["-DACCESS_FAILS"]);
-    let ProbeError::TrialFailed { source, .. } = &error else {
-        panic!("{error}")
-    };
+    let ProbeError::TrialFailed { source, .. } = &error else { panic!("{error}") };
     assert_eq!(source.call(), DriverCall::SetAccess);
 }
 
@@ -206,30 +155,16 @@ fn properties_fall_back_unless_they_are_asked_for() {
             "{flag}"
         );
     }
-    let wants_fd = CudaOptions {
-        shareable: Shareable::PosixFd,
-        rdma: Rdma::Auto,
-    };
-    let wants_rdma = CudaOptions {
-        shareable: Shareable::Auto,
-        rdma: Rdma::On,
-    };
-    let wants_none = CudaOptions {
-        shareable: Shareable::None,
-        rdma: Rdma::Off,
-    };
+    let wants_fd = CudaOptions { shareable: Shareable::PosixFd, rdma: Rdma::Auto };
+    let wants_rdma = CudaOptions { shareable: Shareable::Auto, rdma: Rdma::On };
+    let wants_none = CudaOptions { shareable: Shareable::None, rdma: Rdma::Off };
     let error = CudaDriver::open(fake("want1", &["-DHAS_POSIX_FD=0"]), 0, wants_fd).unwrap_err();
-    assert!(
-        error.to_string().contains("POSIX file descriptor"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("POSIX file descriptor"), "{error}");
     let error = CudaDriver::open(fake("want2", &["-DHAS_RDMA=0"]), 0, wants_rdma).unwrap_err();
     assert!(error.to_string().contains("GPUDirect RDMA"), "{error}");
     let error = CudaDriver::open(fake("want3", &["-DPOSIX_FD_FAILS"]), 0, wants_fd).unwrap_err();
     assert!(matches!(error, ProbeError::TrialFailed { .. }), "{error}");
-    let plain = CudaDriver::open(fake("want4", &[]), 0, wants_none)
-        .unwrap()
-        .properties();
+    let plain = CudaDriver::open(fake("want4", &[]), 0, wants_none).unwrap().properties();
     assert!(!plain.posix_fd && !plain.gpu_direct_rdma);
 }
 
@@ -263,10 +198,7 @@ fn every_failing_call_leaves_the_device_as_it_was() {
     let driver = Arc::new(open("inject", &[]).unwrap());
     let checked = Arc::new(CheckedDriver::new(driver.clone() as Arc<dyn VmmDriver>));
     let layout = SegmentLayout::equal(24 << 20, 4).unwrap();
-    let policy = ChunkPolicy {
-        size: ChunkSize::AtMost(GRANULE),
-        growth: Growth::Exact,
-    };
+    let policy = ChunkPolicy { size: ChunkSize::AtMost(GRANULE), growth: Growth::Exact };
     let dyn_driver = Arc::clone(&checked) as Arc<dyn VmmDriver>;
     let buffer = GrowableBuffer::new(dyn_driver, layout, BufferOptions { policy }).unwrap();
     let mut num_failures = 0;
@@ -295,24 +227,15 @@ fn a_full_device_tells_what_was_asked_and_what_is_free() {
     let buffer = GrowableBuffer::new(driver, layout, BufferOptions::default()).unwrap();
     buffer.grow_to(60 << 20, false).unwrap();
     let error = buffer.grow_to(100 << 20, false).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "cannot commit 40 MiB on cuda:0: 4 MiB free"
-    );
+    assert_eq!(error.to_string(), "cannot commit 40 MiB on cuda:0: 4 MiB free");
     assert!(matches!(
         error,
-        Error::OutOfMemory {
-            source: DriverError::OutOfMemory { code: 2, .. },
-            ..
-        }
+        Error::OutOfMemory { source: DriverError::OutOfMemory { code: 2, .. }, .. }
     ));
     let layout = SegmentLayout::equal(1 << 50, 1).unwrap();
     let driver: Arc<dyn VmmDriver> = Arc::new(open("space", &[]).unwrap());
     let error = GrowableBuffer::new(driver, layout, BufferOptions::default()).unwrap_err();
-    assert!(
-        matches!(error, Error::AddressSpaceExhausted { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::AddressSpaceExhausted { .. }), "{error}");
 }
 
 #[test]
@@ -321,8 +244,5 @@ fn streams_of_another_context_are_no_fence() {
     driver.synchronize(Fence::Device).unwrap();
     driver.synchronize(Fence::Streams(&[0, 1, 2])).unwrap();
     let error = driver.synchronize(Fence::Streams(&[4095])).unwrap_err();
-    assert!(
-        matches!(error, DriverError::Illegal { address: 4095, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, DriverError::Illegal { address: 4095, .. }), "{error}");
 }

@@ -94,12 +94,7 @@ impl HostDriver {
             });
         }
         let memfd = open_memfd().map_err(|detail| ProbeError::HostUnavailable { detail })?;
-        Ok(Self {
-            granularity,
-            budget,
-            memfd,
-            state: Mutex::default(),
-        })
+        Ok(Self { granularity, budget, memfd, state: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -108,13 +103,7 @@ impl HostDriver {
 
     fn illegal(call: DriverCall, rule: Rule, address: u64, length: u64) -> DriverError {
         let (device, length) = (Device::Host, Bytes(length));
-        DriverError::Illegal {
-            call,
-            device,
-            rule,
-            address,
-            length,
-        }
+        DriverError::Illegal { call, device, rule, address, length }
     }
 
     fn check_granules(&self, call: DriverCall, address: u64, length: u64) -> DriverResult<()> {
@@ -122,12 +111,7 @@ impl HostDriver {
             || !length.is_multiple_of(self.granularity)
             || !address.is_multiple_of(self.granularity)
         {
-            return Err(Self::illegal(
-                call,
-                "not a whole number of granules",
-                address,
-                length,
-            ));
+            return Err(Self::illegal(call, "not a whole number of granules", address, length));
         }
         Ok(())
     }
@@ -211,10 +195,7 @@ impl VmmDriver for HostDriver {
     }
 
     fn properties(&self) -> AllocationProperties {
-        AllocationProperties {
-            posix_fd: false,
-            gpu_direct_rdma: false,
-        }
+        AllocationProperties { posix_fd: false, gpu_direct_rdma: false }
     }
 
     fn reserve(&self, length: u64) -> DriverResult<u64> {
@@ -226,9 +207,7 @@ impl VmmDriver for HostDriver {
             requested: Bytes(length),
             code: code.into(),
         };
-        let end = file_base
-            .checked_add(length)
-            .ok_or_else(|| exhausted(libc::ENOMEM))?;
+        let end = file_base.checked_add(length).ok_or_else(|| exhausted(libc::ENOMEM))?;
         let base = reserve_address(length, self.granularity).map_err(exhausted)?;
         if let Err(code) = extend_file(&self.memfd, end) {
             unreserve_address(base, length);
@@ -326,12 +305,7 @@ impl VmmDriver for HostDriver {
         let num_runs = NUM_RUNS.load(Ordering::SeqCst).saturating_sub(before) + after;
         let (allowed, limit) = allowed_mappings();
         if after > before && num_runs * MAPPINGS_PER_RUN > allowed {
-            return Err(DriverError::MappingLimit {
-                call,
-                device: Device::Host,
-                allowed,
-                limit,
-            });
+            return Err(DriverError::MappingLimit { call, device: Device::Host, allowed, limit });
         }
         let runs = Self::file_runs(&state, address, length);
         for (done, (start, run_length, offset)) in runs.iter().enumerate() {
@@ -365,10 +339,7 @@ impl VmmDriver for HostDriver {
             return Err(call_error(call, code));
         }
         let dead = state.table.unmap(address, length);
-        count_runs(
-            before,
-            state.table.num_accessible_runs(address, length, false),
-        );
+        count_runs(before, state.table.num_accessible_runs(address, length, false));
         self.bury(&mut state, &dead);
         Ok(())
     }

@@ -16,10 +16,7 @@ impl HostBudget {
     /// A budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: u64) -> Self {
-        Self {
-            limit: AtomicU64::new(limit),
-            used: AtomicU64::new(0),
-        }
+        Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) }
     }
 
     /// This machine's memory, or the control group's limit where that is smaller.
@@ -48,10 +45,7 @@ impl HostBudget {
     #[must_use]
     pub fn info(&self) -> MemoryInfo {
         let total = self.limit.load(Ordering::SeqCst);
-        MemoryInfo {
-            free: total.saturating_sub(self.used.load(Ordering::SeqCst)),
-            total,
-        }
+        MemoryInfo { free: total.saturating_sub(self.used.load(Ordering::SeqCst)), total }
     }
 
     pub(super) fn charge(&self, length: u64) -> bool {

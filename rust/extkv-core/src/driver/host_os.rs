@@ -17,16 +17,8 @@ pub(super) fn reserve_address(length: u64, alignment: u64) -> Result<u64, i32> {
     let padded = length.checked_add(slack).ok_or(libc::ENOMEM)?;
     let size = usize::try_from(padded).map_err(|_| libc::ENOMEM)?;
     // SAFETY: no address is forced, so the kernel picks a range that nothing uses.
-    let mapped = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            size,
-            libc::PROT_NONE,
-            RESERVE_FLAGS,
-            -1,
-            0,
-        )
-    };
+    let mapped =
+        unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, RESERVE_FLAGS, -1, 0) };
     if mapped == libc::MAP_FAILED {
         return Err(errno());
     }
@@ -59,11 +51,7 @@ pub(super) fn protect_address(address: u64, length: u64) -> Result<(), i32> {
     // SAFETY: callers checked under the lock that whole mappings of the table cover the range, so
     // MAP_FIXED replaces only address space that this driver owns.
     let mapped = unsafe { libc::mmap(at, size, libc::PROT_NONE, flags, -1, 0) };
-    if mapped == libc::MAP_FAILED {
-        Err(errno())
-    } else {
-        Ok(())
-    }
+    if mapped == libc::MAP_FAILED { Err(errno()) } else { Ok(()) }
 }
 
 pub(super) fn page_size() -> u64 {
@@ -104,11 +92,7 @@ pub(super) fn map_file(file: &OwnedFd, address: u64, length: u64, offset: u64) -
     // SAFETY: `HostDriver::set_access` checked under its lock that mappings of its table cover the
     // range, so MAP_FIXED replaces only address space that the driver owns.
     let mapped = unsafe { libc::mmap(at, length, prot, flags, file.as_raw_fd(), offset) };
-    if mapped == libc::MAP_FAILED {
-        Err(errno())
-    } else {
-        Ok(())
-    }
+    if mapped == libc::MAP_FAILED { Err(errno()) } else { Ok(()) }
 }
 
 /// Drops the file's pages in a range. On a memfd this fails only for bad arguments.
@@ -158,9 +142,7 @@ pub(super) fn copy_in(address: u64, bytes: &[u8]) {
 }
 
 fn errno() -> i32 {
-    std::io::Error::last_os_error()
-        .raw_os_error()
-        .unwrap_or(libc::EIO)
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
 pub(super) fn call_error(call: DriverCall, code: i32) -> DriverError {

@@ -56,14 +56,7 @@ impl MappingTable {
     }
 
     pub(super) fn create(&mut self, handle: HandleId, length: u64) {
-        self.handles.insert(
-            handle,
-            Handle {
-                length,
-                num_maps: 0,
-                is_released: false,
-            },
-        );
+        self.handles.insert(handle, Handle { length, num_maps: 0, is_released: false });
     }
 
     pub(super) fn check_release(&self, handle: HandleId) -> Result<(), Rule> {
@@ -76,9 +69,7 @@ impl MappingTable {
     /// Whether the handle is mapped anywhere.
     #[cfg(any(test, feature = "test-util"))]
     pub(super) fn is_mapped(&self, handle: HandleId) -> bool {
-        self.handles
-            .get(&handle)
-            .is_some_and(|state| state.num_maps > 0)
+        self.handles.get(&handle).is_some_and(|state| state.num_maps > 0)
     }
 
     /// Gives up a handle; true when that ended its memory.
@@ -116,14 +107,7 @@ impl MappingTable {
         if let Some(state) = self.handles.get_mut(&handle) {
             state.num_maps += 1;
         }
-        self.mappings.insert(
-            address,
-            Mapping {
-                length,
-                handle,
-                is_accessible: false,
-            },
-        );
+        self.mappings.insert(address, Mapping { length, handle, is_accessible: false });
     }
 
     /// Whether whole mappings cover the range without a gap.
@@ -158,11 +142,8 @@ impl MappingTable {
     /// one mapping each. With `as_if_set`, counted as if access were set on the range.
     pub(super) fn num_accessible_runs(&self, address: u64, length: u64, as_if_set: bool) -> u64 {
         let end = address.saturating_add(length);
-        let before = self
-            .mappings
-            .range(..address)
-            .next_back()
-            .map_or(address, |(start, _)| *start);
+        let before =
+            self.mappings.range(..address).next_back().map_or(address, |(start, _)| *start);
         let mut num_runs = 0;
         let mut run_end = None;
         for (start, mapping) in self.mappings.range(before..=end) {
@@ -179,20 +160,15 @@ impl MappingTable {
     }
 
     pub(super) fn set_access(&mut self, address: u64, length: u64) {
-        for (_, mapping) in self
-            .mappings
-            .range_mut(address..address.saturating_add(length))
-        {
+        for (_, mapping) in self.mappings.range_mut(address..address.saturating_add(length)) {
             mapping.is_accessible = true;
         }
     }
 
     /// Removes the mappings of a checked range; returns the handles whose memory that ended.
     pub(super) fn unmap(&mut self, address: u64, length: u64) -> Vec<HandleId> {
-        let removed: Vec<(u64, HandleId)> = self
-            .mappings_in(address, length)
-            .map(|(start, m)| (start, m.handle))
-            .collect();
+        let removed: Vec<(u64, HandleId)> =
+            self.mappings_in(address, length).map(|(start, m)| (start, m.handle)).collect();
         let mut dead = Vec::new();
         for (start, handle) in removed {
             self.mappings.remove(&start);
@@ -234,11 +210,7 @@ impl MappingTable {
     /// Numbers of reservations, live handles and mappings.
     #[cfg(any(test, feature = "test-util"))]
     pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (
-            self.reservations.len(),
-            self.handles.len(),
-            self.mappings.len(),
-        )
+        (self.reservations.len(), self.handles.len(), self.mappings.len())
     }
 
     fn overlapping(&self, address: u64, length: u64) -> Option<u64> {
@@ -248,10 +220,8 @@ impl MappingTable {
     }
 
     fn remove_if_dead(&mut self, handle: HandleId) -> bool {
-        let is_dead = self
-            .handles
-            .get(&handle)
-            .is_some_and(|state| state.is_released && state.num_maps == 0);
+        let is_dead =
+            self.handles.get(&handle).is_some_and(|state| state.is_released && state.num_maps == 0);
         if is_dead {
             self.handles.remove(&handle);
         }

@@ -37,10 +37,7 @@ impl MeteredDriver {
     /// Wraps `inner` with all counters at zero.
     #[must_use]
     pub fn new(inner: Arc<dyn VmmDriver>) -> Self {
-        Self {
-            inner,
-            counters: Default::default(),
-        }
+        Self { inner, counters: Default::default() }
     }
 
     /// Statistics of one kind of call so far.
@@ -88,9 +85,7 @@ impl VmmDriver for MeteredDriver {
     }
 
     fn free_address(&self, base: u64, length: u64) -> DriverResult<()> {
-        self.timed(DriverCall::FreeAddress, || {
-            self.inner.free_address(base, length)
-        })
+        self.timed(DriverCall::FreeAddress, || self.inner.free_address(base, length))
     }
 
     fn create(&self, length: u64) -> DriverResult<HandleId> {
@@ -106,9 +101,7 @@ impl VmmDriver for MeteredDriver {
     }
 
     fn set_access(&self, address: u64, length: u64) -> DriverResult<()> {
-        self.timed(DriverCall::SetAccess, || {
-            self.inner.set_access(address, length)
-        })
+        self.timed(DriverCall::SetAccess, || self.inner.set_access(address, length))
     }
 
     fn unmap(&self, address: u64, length: u64) -> DriverResult<()> {

@@ -6,6 +6,7 @@
 mod call;
 mod cuda;
 mod cuda_library;
+mod cuda_probe;
 mod host;
 mod host_budget;
 mod host_os;
@@ -23,8 +24,9 @@ use std::fmt;
 pub use call::{Device, DriverCall};
 #[cfg(any(test, feature = "test-util"))]
 pub use checked::{CheckedDriver, Leftovers};
-pub use cuda::{CudaDriver, CudaOptions, DeviceFacts, Rdma};
+pub use cuda::CudaDriver;
 pub use cuda_library::CudaLibrary;
+pub use cuda_probe::{CudaOptions, DeviceFacts, Rdma};
 pub use host::HostDriver;
 pub use host_budget::HostBudget;
 pub use metered::{CallStats, MeteredDriver};

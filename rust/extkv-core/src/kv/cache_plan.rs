@@ -37,10 +37,7 @@ impl Capacity {
         match self {
             Self::Blocks(blocks) => Ok(NumBlocks(non_zero("max_blocks", blocks.0)?)),
             Self::Bytes(max_bytes) => match max_bytes / bytes_per_block {
-                0 => Err(PlanError::BudgetTooSmall {
-                    max_bytes,
-                    bytes_per_block,
-                }),
+                0 => Err(PlanError::BudgetTooSmall { max_bytes, bytes_per_block }),
                 blocks => Ok(NumBlocks(blocks)),
             },
         }
@@ -119,10 +116,7 @@ impl CachePlan {
             add("bytes per block of a cache", sum, buffer.bytes_per_block()?)
         })?;
         let max_blocks = capacity.blocks(bytes_per_block)?;
-        let buffers = homes
-            .buffers
-            .iter()
-            .map(|buffer| buffer.plan(&layers, max_blocks));
+        let buffers = homes.buffers.iter().map(|buffer| buffer.plan(&layers, max_blocks));
         Ok(Self {
             buffers: buffers.collect::<Result<_, _>>()?,
             views: views(&layers, &homes, max_blocks)?,
@@ -167,10 +161,7 @@ impl CachePlan {
     /// Segments of all buffers.
     #[must_use]
     pub fn num_segments(&self) -> usize {
-        self.buffers
-            .iter()
-            .map(|buffer| buffer.segments.len())
-            .sum()
+        self.buffers.iter().map(|buffer| buffer.segments.len()).sum()
     }
 
     /// Bytes of address space that the buffers need.
@@ -238,12 +229,7 @@ impl CachePlan {
             for (segment, part) in plan.segments.iter().enumerate() {
                 let offset_bytes = part.offset_bytes + from.0 * part.bytes_per_block;
                 let length_bytes = (to.0 - from.0) * part.bytes_per_block;
-                regions.push(Region {
-                    buffer,
-                    segment,
-                    offset_bytes,
-                    length_bytes,
-                });
+                regions.push(Region { buffer, segment, offset_bytes, length_bytes });
             }
         }
         Ok(regions)
@@ -255,10 +241,7 @@ impl CachePlan {
     /// [`LayoutError::BlockOutOfRange`].
     pub fn block_regions(&self, block: BlockId) -> Result<Vec<Region>, LayoutError> {
         if block.0 >= self.max_blocks.0 {
-            return Err(LayoutError::BlockOutOfRange {
-                block,
-                capacity: self.max_blocks,
-            });
+            return Err(LayoutError::BlockOutOfRange { block, capacity: self.max_blocks });
         }
         self.grown_regions(NumBlocks(block.0), NumBlocks(block.0 + 1))
     }
@@ -288,11 +271,7 @@ fn views(
     let at_home = layers.iter().zip(&homes.homes).zip(&homes.forms);
     let view = |((layer, &home), form): ((&Layer, &Home), &Form)| {
         let tensors = form.tensors(homes.place_of(home), max_blocks)?;
-        Ok(LayerView {
-            name: layer.name.clone(),
-            buffer: home.buffer,
-            tensors,
-        })
+        Ok(LayerView { name: layer.name.clone(), buffer: home.buffer, tensors })
     };
     at_home.map(view).collect()
 }

@@ -14,9 +14,7 @@ pub(crate) fn product(
     what: &'static str,
     factors: impl IntoIterator<Item = u64>,
 ) -> Result<u64, LayoutError> {
-    factors
-        .into_iter()
-        .try_fold(1, |total, factor| mul(what, total, factor))
+    factors.into_iter().try_fold(1, |total, factor| mul(what, total, factor))
 }
 
 pub(crate) fn round_up(what: &'static str, value: u64, unit: u64) -> Result<u64, LayoutError> {
@@ -24,9 +22,5 @@ pub(crate) fn round_up(what: &'static str, value: u64, unit: u64) -> Result<u64,
 }
 
 pub(crate) fn non_zero(what: &'static str, value: u64) -> Result<u64, LayoutError> {
-    if value == 0 {
-        Err(LayoutError::ZeroSize { what })
-    } else {
-        Ok(value)
-    }
+    if value == 0 { Err(LayoutError::ZeroSize { what }) } else { Ok(value) }
 }

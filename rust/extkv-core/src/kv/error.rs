@@ -154,6 +154,14 @@ pub enum LayoutError {
         /// What every block must start at a multiple of.
         alignment: Bytes,
     },
+    /// A layout of one kind of layer for another kind.
+    #[error("this layout is for {needed} layers, the spec describes a layer of kind {found}")]
+    SpecKind {
+        /// The kind of layer that can have it.
+        needed: &'static str,
+        /// The kind of the spec.
+        found: &'static str,
+    },
     /// A recurrent layer without states.
     #[error("a recurrent layer has no states")]
     NoStates,

@@ -17,11 +17,7 @@ use super::spec::KvSpec;
 /// [`LayoutError::Overflow`].
 pub fn block_outermost(layout: &Layout) -> Result<Layout, LayoutError> {
     let block_dim = layout.block_dim();
-    let others = layout
-        .stride_order()
-        .iter()
-        .copied()
-        .filter(|&dim| dim != block_dim);
+    let others = layout.stride_order().iter().copied().filter(|&dim| dim != block_dim);
     let stride_order = std::iter::once(block_dim).chain(others).collect();
     layout.clone().with_stride_order(stride_order)
 }
@@ -34,14 +30,8 @@ pub fn block_outermost(layout: &Layout) -> Result<Layout, LayoutError> {
 /// [`PlanError::NotOneSegment`] for a layer of several tensors, [`PlanError::HybridOrder`] for a
 /// stacked layer whose bytes in a block are not one run.
 pub fn hybrid_layers(layers: Vec<Layer>) -> Result<Vec<Layer>, PlanError> {
-    let is_hybrid = layers
-        .iter()
-        .any(|layer| matches!(layer.spec, KvSpec::Mamba(_)));
-    if is_hybrid {
-        layers.into_iter().map(restride).collect()
-    } else {
-        Ok(layers)
-    }
+    let is_hybrid = layers.iter().any(|layer| matches!(layer.spec, KvSpec::Mamba(_)));
+    if is_hybrid { layers.into_iter().map(restride).collect() } else { Ok(layers) }
 }
 
 fn restride(mut layer: Layer) -> Result<Layer, PlanError> {
@@ -61,10 +51,7 @@ fn check_order(layer: &str, order: CacheOrder) -> Result<(), PlanError> {
     if order.is_layer_contiguous_in_block() {
         return Ok(());
     }
-    Err(PlanError::HybridOrder {
-        layer: layer.to_owned(),
-        order,
-    })
+    Err(PlanError::HybridOrder { layer: layer.to_owned(), order })
 }
 
 /// The smallest block that each of these layers can be padded to, for a pool that they share.

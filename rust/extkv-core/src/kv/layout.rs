@@ -30,7 +30,7 @@ use crate::dtype::Dtype;
 use crate::units::Bytes;
 
 /// One dim of a logical shape.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dim {
     /// What it counts: `kv`, `blocks`, `tokens`, `heads`, ….
     pub name: Cow<'static, str>,
@@ -42,10 +42,7 @@ impl Dim {
     /// Names a dim.
     #[must_use]
     pub fn new(name: impl Into<Cow<'static, str>>, size: u64) -> Self {
-        Self {
-            name: name.into(),
-            size,
-        }
+        Self { name: name.into(), size }
     }
 
     /// The dim that counts blocks.
@@ -59,7 +56,7 @@ impl Dim {
 pub const MAX_SEGMENTS: u64 = 1 << 16;
 
 /// Where the elements of every block lie, for any number of blocks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     dims: Vec<Dim>,
     stride_order: Vec<usize>,
@@ -88,18 +85,12 @@ impl Layout {
         if let Some(dim) = dims.get_mut(block_dim) {
             dim.size = 1;
         }
-        let sizes = stride_order
-            .iter()
-            .filter_map(|&i| dims.get(i))
-            .map(|dim| dim.size);
+        let sizes = stride_order.iter().filter_map(|&i| dims.get(i)).map(|dim| dim.size);
         let place = stride_order.iter().take_while(|&&i| i != block_dim).count();
         let num_segments = product("number of segments", sizes.clone().take(place))?;
         if num_segments > MAX_SEGMENTS {
             let limit = MAX_SEGMENTS;
-            return Err(LayoutError::TooManySegments {
-                num_segments,
-                limit,
-            });
+            return Err(LayoutError::TooManySegments { num_segments, limit });
         }
         let elements = product("elements per block", sizes.skip(place))?;
         let unpadded_bytes = mul("bytes per block", elements, dtype.size_bytes())?;
@@ -195,8 +186,7 @@ impl Layout {
     #[must_use]
     pub fn bytes_per_block(&self) -> u64 {
         // Cannot overflow: checked when the layout was made.
-        self.num_segments
-            .saturating_mul(self.bytes_per_block_per_segment)
+        self.num_segments.saturating_mul(self.bytes_per_block_per_segment)
     }
 
     /// Bytes of a block in all segments that elements use.
@@ -217,15 +207,10 @@ impl Layout {
 
 fn check_dims(dims: &[Dim], block_dim: usize) -> Result<(), LayoutError> {
     if block_dim >= dims.len() {
-        return Err(LayoutError::BlockDimOutOfRange {
-            block_dim,
-            num_dims: dims.len(),
-        });
+        return Err(LayoutError::BlockDimOutOfRange { block_dim, num_dims: dims.len() });
     }
     match dims.iter().find(|dim| dim.size == 0) {
-        Some(dim) => Err(LayoutError::ZeroDim {
-            dim: dim.name.to_string(),
-        }),
+        Some(dim) => Err(LayoutError::ZeroDim { dim: dim.name.to_string() }),
         None => Ok(()),
     }
 }
@@ -233,10 +218,7 @@ fn check_dims(dims: &[Dim], block_dim: usize) -> Result<(), LayoutError> {
 fn check_permutation(stride_order: &[usize], num_dims: usize) -> Result<(), LayoutError> {
     if stride_order.len() != num_dims {
         let found = stride_order.len();
-        return Err(LayoutError::StrideOrderLength {
-            expected: num_dims,
-            found,
-        });
+        return Err(LayoutError::StrideOrderLength { expected: num_dims, found });
     }
     let mut seen = vec![false; num_dims];
     for &entry in stride_order {

@@ -41,9 +41,9 @@ pub use layout::{
     CacheOrder, Dim, Layout, MAX_SEGMENTS, SizedLayout, TensorView, UnknownCacheOrder,
 };
 pub use sizing::{
-    Agreement, Assumptions, CacheFacts, Estimate, Limit, MeasuredPart, MemoryReading, ModelFacts,
-    Parts, Phase, PhaseReading, RecordError, SizingError, SizingMode, SizingPlan, SizingRecord,
-    Trace, Utilization, Warning, agree, encoder_cache_bytes, reservation_blocks,
+    Adjustment, Agreement, Assumptions, CacheFacts, Estimate, Limit, MeasuredPart, MemoryReading,
+    ModelFacts, Parts, Phase, PhaseReading, RecordError, SizingError, SizingMode, SizingPlan,
+    SizingRecord, Trace, Utilization, Warning, agree, encoder_cache_bytes, reservation_blocks,
 };
 pub use spec::{
     AttentionSpec, BlockId, BlockShape, FP8_DS_MLA_BYTES_PER_TOKEN, KvSpec, MambaSpec, MlaFormat,

@@ -28,7 +28,7 @@ pub use estimate::{Assumptions, Estimate, ModelFacts};
 pub use facts::{CacheFacts, encoder_cache_bytes};
 pub use parts::{Limit, Parts};
 pub use plan::SizingPlan;
-pub use record::SizingRecord;
+pub use record::{Adjustment, SizingRecord};
 pub use trace::{MemoryReading, Phase, PhaseReading, SizingMode, Trace};
 pub use utilization::Utilization;
 pub use warning::{MeasuredPart, Warning};
@@ -54,13 +54,10 @@ impl SizingPlan {
         let mut warnings = drift_warnings(trace);
         let (blocks, limit) = fitting_blocks(trace, &room, &mut warnings)?;
         let blocks_per_request = one_request(trace, &room, blocks, limit)?;
-        let kv_bytes =
-            blocks
-                .0
-                .checked_mul(trace.cache.bytes_per_block)
-                .ok_or(SizingError::Overflow {
-                    what: "bytes of the cache",
-                })?;
+        let kv_bytes = blocks
+            .0
+            .checked_mul(trace.cache.bytes_per_block)
+            .ok_or(SizingError::Overflow { what: "bytes of the cache" })?;
         Ok(Self {
             device_total_bytes: trace.device_total_bytes,
             parts: room.parts(trace, kv_bytes, &mut warnings),
@@ -108,18 +105,11 @@ fn check_manual(
     let free = room.physical_bytes;
     if requested > room.kv_bytes {
         let (requested, free, available) = (Bytes(requested), Bytes(free), Bytes(room.kv_bytes));
-        return Err(SizingError::ManualSizeTooLarge {
-            requested,
-            free,
-            available,
-        });
+        return Err(SizingError::ManualSizeTooLarge { requested, free, available });
     }
     if u128::from(requested) * 100 > u128::from(free) * u128::from(MANUAL_WARNING_PERCENT) {
         let (requested_bytes, free_bytes) = (requested, free);
-        warnings.push(Warning::ManualSizeNearFree {
-            requested_bytes,
-            free_bytes,
-        });
+        warnings.push(Warning::ManualSizeNearFree { requested_bytes, free_bytes });
     }
     Ok(())
 }
@@ -138,9 +128,9 @@ fn one_request(
     }
     let needed_bytes = needed.saturating_mul(cache.bytes_per_block);
     let missing = match limit {
-        Limit::FreeMemory | Limit::Utilization | Limit::OtherRank => needed_bytes
-            .saturating_add(room.shortfall_bytes)
-            .saturating_sub(room.kv_bytes),
+        Limit::FreeMemory | Limit::Utilization | Limit::OtherRank => {
+            needed_bytes.saturating_add(room.shortfall_bytes).saturating_sub(room.kv_bytes)
+        }
         Limit::Reservation => (needed - blocks.0).saturating_mul(cache.bytes_per_block),
         Limit::ManualSize => needed_bytes.saturating_sub(trace.kv_cache_memory_bytes.unwrap_or(0)),
     };
@@ -167,7 +157,5 @@ pub fn reservation_blocks(
         .of(device_total_bytes)
         .checked_div(bytes_per_block)
         .map(NumBlocks)
-        .ok_or(SizingError::ZeroField {
-            field: "bytes_per_block",
-        })
+        .ok_or(SizingError::ZeroField { field: "bytes_per_block" })
 }

@@ -66,7 +66,7 @@ pub struct BlockShape {
 }
 
 /// What one layer caches.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum KvSpec {
     /// Keys and values of every token.
     FullAttention(AttentionSpec),
@@ -89,10 +89,38 @@ impl KvSpec {
     /// # Errors
     /// [`LayoutError::ZeroSize`] for a window of 0.
     pub fn sliding_window(attention: AttentionSpec, window: u64) -> Result<Self, LayoutError> {
-        Ok(Self::SlidingWindow {
-            attention,
-            window: non_zero("window", window)?,
-        })
+        Ok(Self::SlidingWindow { attention, window: non_zero("window", window)? })
+    }
+
+    /// The keys and values, of a layer that has them.
+    ///
+    /// # Errors
+    /// [`LayoutError::SpecKind`].
+    pub fn attention(&self) -> Result<&AttentionSpec, LayoutError> {
+        match self {
+            Self::FullAttention(attention) | Self::SlidingWindow { attention, .. } => Ok(attention),
+            _ => Err(self.not_a("attention")),
+        }
+    }
+
+    /// The latent, of a layer that has one.
+    ///
+    /// # Errors
+    /// [`LayoutError::SpecKind`].
+    pub fn mla(&self) -> Result<&MlaSpec, LayoutError> {
+        match self {
+            Self::Mla(mla) => Ok(mla),
+            _ => Err(self.not_a("MLA")),
+        }
+    }
+
+    fn not_a(&self, needed: &'static str) -> LayoutError {
+        let found = match self {
+            Self::FullAttention(_) | Self::SlidingWindow { .. } => "attention",
+            Self::Mla(_) => "MLA",
+            Self::Mamba(_) => "recurrent",
+        };
+        LayoutError::SpecKind { needed, found }
     }
 
     /// Tokens per block.
@@ -139,10 +167,7 @@ impl KvSpec {
     #[must_use]
     pub fn block_shape(&self) -> Option<BlockShape> {
         match self {
-            Self::FullAttention(spec)
-            | Self::SlidingWindow {
-                attention: spec, ..
-            } => {
+            Self::FullAttention(spec) | Self::SlidingWindow { attention: spec, .. } => {
                 Some(BlockShape {
                     num_heads: spec.num_kv_heads(),
                     num_tokens: spec.block_size(),
@@ -153,12 +178,7 @@ impl KvSpec {
             }
             Self::Mla(mla) => {
                 let (content, dtype) = mla.content();
-                Some(BlockShape {
-                    num_heads: 1,
-                    num_tokens: mla.block_size(),
-                    content,
-                    dtype,
-                })
+                Some(BlockShape { num_heads: 1, num_tokens: mla.block_size(), content, dtype })
             }
             Self::Mamba(_) => None,
         }

@@ -59,11 +59,7 @@ impl SharedBuffer {
         if child == self.owner {
             return Ok(());
         }
-        Err(Error::Forked {
-            operation,
-            owner: self.owner,
-            child,
-        })
+        Err(Error::Forked { operation, owner: self.owner, child })
     }
 
     /// Locks the state whatever it is.
@@ -75,11 +71,7 @@ impl SharedBuffer {
     pub(crate) fn lock_open(&self, operation: &'static str) -> Result<MutexGuard<'_, BufferState>> {
         self.check_process(operation)?;
         let state = self.lock_any();
-        if state.is_freed {
-            Err(Error::Freed { operation })
-        } else {
-            Ok(state)
-        }
+        if state.is_freed { Err(Error::Freed { operation }) } else { Ok(state) }
     }
 
     /// Locks the state of a buffer whose size may change.
@@ -96,10 +88,7 @@ impl SharedBuffer {
 
     /// Bytes of the first segment at a size: how sizes are told to people.
     pub(crate) fn first_prefix(&self, size: u64) -> u64 {
-        self.layout
-            .segments()
-            .first()
-            .map_or(size, |segment| size.saturating_mul(segment.unit))
+        self.layout.segments().first().map_or(size, |segment| size.saturating_mul(segment.unit))
     }
 }
 
@@ -143,9 +132,7 @@ impl GrowableBuffer {
                 poisoned_by: None,
             }),
         };
-        Ok(Self {
-            shared: Arc::new(shared),
-        })
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<SharedBuffer> {
@@ -280,11 +267,7 @@ impl GrowableBuffer {
         let committed_bytes = state.reservation.committed_bytes();
         let logical_bytes = shared.layout.logical_bytes(state.size);
         Ok(BufferStats {
-            reserved_bytes: if state.is_torn_down {
-                0
-            } else {
-                shared.reserved
-            },
+            reserved_bytes: if state.is_torn_down { 0 } else { shared.reserved },
             committed_bytes,
             logical_bytes,
             rounding_bytes: committed_bytes.saturating_sub(logical_bytes),

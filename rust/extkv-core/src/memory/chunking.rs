@@ -82,10 +82,9 @@ impl ChunkPolicy {
     ) -> Vec<GranuleRange> {
         let num_added: u64 = runs.iter().map(|run| run.len()).sum();
         let max_granules = |num_held: u64| match self.size {
-            ChunkSize::Automatic => num_added
-                .div_ceil(GROWTH_DIVISOR)
-                .max(num_held.div_ceil(HELD_DIVISOR))
-                .max(1),
+            ChunkSize::Automatic => {
+                num_added.div_ceil(GROWTH_DIVISOR).max(num_held.div_ceil(HELD_DIVISOR)).max(1)
+            }
             ChunkSize::AtMost(bytes) => bytes.div_ceil(granule).max(1),
             ChunkSize::WholeRun => u64::MAX,
         };
@@ -123,10 +122,7 @@ mod tests {
         let exact = policy(ChunkSize::AtMost(30), Growth::Exact);
         let segments = [(0, 0), (4, 0), (8, 0)];
         let chunks = exact.cut(&[range(0, 7), range(9, 10)], &segments, 10);
-        assert_eq!(
-            chunks,
-            [range(0, 3), range(3, 4), range(4, 7), range(9, 10)]
-        );
+        assert_eq!(chunks, [range(0, 3), range(3, 4), range(4, 7), range(9, 10)]);
     }
 
     #[test]
@@ -139,21 +135,14 @@ mod tests {
     #[test]
     fn a_largest_size_below_a_granule_is_one_granule() {
         let tiny = policy(ChunkSize::AtMost(1), Growth::Exact);
-        assert_eq!(
-            tiny.cut(&[range(0, 2)], &[(0, 0)], 10),
-            [range(0, 1), range(1, 2)]
-        );
+        assert_eq!(tiny.cut(&[range(0, 2)], &[(0, 0)], 10), [range(0, 1), range(1, 2)]);
     }
 
     #[test]
     fn automatic_size_follows_the_growth_and_what_is_held() {
         let automatic = policy(ChunkSize::Automatic, Growth::Exact);
         let sizes = |runs: &[GranuleRange], segments: &[(u64, u64)]| -> Vec<u64> {
-            automatic
-                .cut(runs, segments, 10)
-                .iter()
-                .map(|chunk| chunk.len())
-                .collect()
+            automatic.cut(runs, segments, 10).iter().map(|chunk| chunk.len()).collect()
         };
         assert_eq!(sizes(&[range(0, 16)], &[(0, 0)]), [1; 16]);
         assert_eq!(sizes(&[range(0, 160)], &[(0, 0)]), [10; 16]);
@@ -166,30 +155,12 @@ mod tests {
     #[test]
     fn surplus_is_a_64th_within_the_segment_and_never_below_the_need() {
         let geometric = policy(ChunkSize::Automatic, Growth::Geometric);
-        assert_eq!(
-            geometric.end_with_surplus(range(0, 63), range(63, 64), 1000),
-            64
-        );
-        assert_eq!(
-            geometric.end_with_surplus(range(0, 640), range(640, 641), 1000),
-            650
-        );
-        assert_eq!(
-            geometric.end_with_surplus(range(0, 640), range(640, 641), 645),
-            645
-        );
-        assert_eq!(
-            geometric.end_with_surplus(range(0, 640), range(640, 700), 1000),
-            700
-        );
-        assert_eq!(
-            geometric.end_with_surplus(range(0, 640), range(640, 646), 645),
-            646
-        );
+        assert_eq!(geometric.end_with_surplus(range(0, 63), range(63, 64), 1000), 64);
+        assert_eq!(geometric.end_with_surplus(range(0, 640), range(640, 641), 1000), 650);
+        assert_eq!(geometric.end_with_surplus(range(0, 640), range(640, 641), 645), 645);
+        assert_eq!(geometric.end_with_surplus(range(0, 640), range(640, 700), 1000), 700);
+        assert_eq!(geometric.end_with_surplus(range(0, 640), range(640, 646), 645), 646);
         let exact = policy(ChunkSize::Automatic, Growth::Exact);
-        assert_eq!(
-            exact.end_with_surplus(range(0, 640), range(640, 641), 1000),
-            641
-        );
+        assert_eq!(exact.end_with_surplus(range(0, 640), range(640, 641), 1000), 641);
     }
 }

@@ -20,15 +20,9 @@ impl GranuleRange {
     pub fn covering(start: u64, end: u64, granule: u64) -> Self {
         let first = start / granule;
         if end <= start {
-            return Self {
-                start: first,
-                end: first,
-            };
+            return Self { start: first, end: first };
         }
-        Self {
-            start: first,
-            end: end.div_ceil(granule),
-        }
+        Self { start: first, end: end.div_ceil(granule) }
     }
 
     /// Number of granules.
@@ -76,10 +70,7 @@ impl GranuleSet {
     /// A set over `num_granules` granules, none backed.
     #[must_use]
     pub fn new(num_granules: usize) -> Self {
-        Self {
-            bits: FixedBitSet::with_capacity(num_granules),
-            num_backed: 0,
-        }
+        Self { bits: FixedBitSet::with_capacity(num_granules), num_backed: 0 }
     }
 
     /// Number of backed granules. Constant time.
@@ -114,10 +105,7 @@ impl GranuleSet {
             }
             match runs.last_mut() {
                 Some(run) if run.end == granule => run.end += 1,
-                _ => runs.push(GranuleRange {
-                    start: granule,
-                    end: granule + 1,
-                }),
+                _ => runs.push(GranuleRange { start: granule, end: granule + 1 }),
             }
         }
         runs
@@ -142,11 +130,7 @@ impl GranuleSet {
                 continue;
             }
             self.bits.set(index, backed);
-            self.num_backed = if backed {
-                self.num_backed + 1
-            } else {
-                self.num_backed - 1
-            };
+            self.num_backed = if backed { self.num_backed + 1 } else { self.num_backed - 1 };
         }
     }
 }
@@ -183,13 +167,7 @@ mod tests {
 
     #[test]
     fn touching_ranges_merge() {
-        let ranges = vec![
-            range(5, 6),
-            range(0, 2),
-            range(2, 3),
-            range(4, 4),
-            range(1, 2),
-        ];
+        let ranges = vec![range(5, 6), range(0, 2), range(2, 3), range(4, 4), range(1, 2)];
         assert_eq!(merged(ranges), [range(0, 3), range(5, 6)]);
     }
 }

@@ -64,10 +64,8 @@ pub struct PreparedGrowth {
 /// # Errors
 /// As [`grow_together`]; nothing is held then.
 pub fn prepare_together(targets: &[(&GrowableBuffer, u64)]) -> Result<PreparedGrowth> {
-    let buffers: Vec<Arc<SharedBuffer>> = targets
-        .iter()
-        .map(|(buffer, _)| Arc::clone(buffer.shared()))
-        .collect();
+    let buffers: Vec<Arc<SharedBuffer>> =
+        targets.iter().map(|(buffer, _)| Arc::clone(buffer.shared())).collect();
     let sizes: Vec<u64> = targets.iter().map(|(_, size)| *size).collect();
     let locked: Vec<&SharedBuffer> = buffers.iter().map(Arc::as_ref).collect();
     let mut guards = lock_all(&locked, "prepare")?;
@@ -75,12 +73,7 @@ pub fn prepare_together(targets: &[(&GrowableBuffer, u64)]) -> Result<PreparedGr
     let shares = shares_of(&locked, &mut guards, &sizes)?;
     let chunks = transaction::create(&shares)?;
     drop(guards);
-    Ok(PreparedGrowth {
-        buffers,
-        sizes,
-        versions,
-        chunks,
-    })
+    Ok(PreparedGrowth { buffers, sizes, versions, chunks })
 }
 
 impl PreparedGrowth {
@@ -92,11 +85,7 @@ impl PreparedGrowth {
     pub fn commit(self, zero_new: bool) -> Result<()> {
         let locked: Vec<&SharedBuffer> = self.buffers.iter().map(Arc::as_ref).collect();
         let mut guards = lock_all(&locked, "commit")?;
-        if !guards
-            .iter()
-            .map(|state| state.version)
-            .eq(self.versions.iter().copied())
-        {
+        if !guards.iter().map(|state| state.version).eq(self.versions.iter().copied()) {
             return Err(Error::StalePrepared);
         }
         let mut shares = shares_of(&locked, &mut guards, &self.sizes)?;
@@ -187,10 +176,7 @@ fn kept_granules(buffer: &SharedBuffer, size: u64) -> Vec<GranuleRange> {
 fn lock_all<'a>(buffers: &[&'a SharedBuffer], operation: &'static str) -> Result<Vec<Guard<'a>>> {
     let mut order: Vec<usize> = (0..buffers.len()).collect();
     order.sort_by_key(|index| buffers[*index].id);
-    if let Some(pair) = order
-        .windows(2)
-        .find(|pair| buffers[pair[0]].id == buffers[pair[1]].id)
-    {
+    if let Some(pair) = order.windows(2).find(|pair| buffers[pair[0]].id == buffers[pair[1]].id) {
         return Err(Error::DuplicateBuffer { index: pair[1] });
     }
     let mut guards: Vec<(usize, Guard<'a>)> = Vec::with_capacity(buffers.len());
@@ -210,11 +196,7 @@ fn shares_of<'a>(
         .iter()
         .zip(guards)
         .zip(sizes)
-        .map(|((buffer, guard), target)| Share {
-            buffer,
-            state: &mut *guard,
-            target: *target,
-        })
+        .map(|((buffer, guard), target)| Share { buffer, state: &mut *guard, target: *target })
         .collect();
     shares.iter().try_for_each(Share::check)?;
     Ok(shares)

@@ -31,24 +31,15 @@ impl BufferView {
     pub(crate) fn committed(shared: &Arc<SharedBuffer>, offset: u64, length: u64) -> Result<Self> {
         let mut state = shared.lock_open("view")?;
         let segments = shared.layout.segments();
-        let index = segments
-            .partition_point(|s| s.offset <= offset)
-            .saturating_sub(1);
-        let (start, end) = segments.get(index).map_or((0, 0), |segment| {
-            (segment.offset, segment.committed_end(state.size))
-        });
+        let index = segments.partition_point(|s| s.offset <= offset).saturating_sub(1);
+        let (start, end) = segments
+            .get(index)
+            .map_or((0, 0), |segment| (segment.offset, segment.committed_end(state.size)));
         let limit = end - start;
-        let fits = offset
-            .checked_add(length)
-            .is_some_and(|view_end| view_end <= end);
+        let fits = offset.checked_add(length).is_some_and(|view_end| view_end <= end);
         if !fits {
             let limit_of = "committed in its segment";
-            return Err(Error::ViewOutOfRange {
-                offset,
-                length,
-                limit,
-                limit_of,
-            });
+            return Err(Error::ViewOutOfRange { offset, length, limit, limit_of });
         }
         Ok(Self::counted(shared, &mut state, offset, length))
     }
@@ -56,17 +47,10 @@ impl BufferView {
     pub(crate) fn capacity(shared: &Arc<SharedBuffer>, offset: u64, length: u64) -> Result<Self> {
         let mut state = shared.lock_open("view")?;
         let limit = shared.layout.total();
-        let fits = offset
-            .checked_add(length)
-            .is_some_and(|view_end| view_end <= limit);
+        let fits = offset.checked_add(length).is_some_and(|view_end| view_end <= limit);
         if !fits {
             let limit_of = "reserved";
-            return Err(Error::ViewOutOfRange {
-                offset,
-                length,
-                limit,
-                limit_of,
-            });
+            return Err(Error::ViewOutOfRange { offset, length, limit, limit_of });
         }
         Ok(Self::counted(shared, &mut state, offset, length))
     }
@@ -78,11 +62,7 @@ impl BufferView {
         length: u64,
     ) -> Self {
         state.num_views += 1;
-        Self {
-            shared: Arc::clone(shared),
-            address: shared.base + offset,
-            length,
-        }
+        Self { shared: Arc::clone(shared), address: shared.base + offset, length }
     }
 
     /// Address of the first byte.

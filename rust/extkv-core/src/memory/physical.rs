@@ -17,11 +17,7 @@ pub(crate) struct PhysicalMemory {
 impl PhysicalMemory {
     pub(crate) fn create(driver: &Arc<MeteredDriver>, length: u64) -> DriverResult<Self> {
         let handle = driver.create(length)?;
-        Ok(Self {
-            driver: Arc::clone(driver),
-            handle,
-            owner: std::process::id(),
-        })
+        Ok(Self { driver: Arc::clone(driver), handle, owner: std::process::id() })
     }
 
     pub(crate) fn handle(&self) -> HandleId {

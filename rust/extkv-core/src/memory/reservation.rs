@@ -21,10 +21,7 @@ pub(crate) struct VerbError {
 
 impl From<DriverError> for VerbError {
     fn from(source: DriverError) -> Self {
-        Self {
-            source,
-            not_undone: None,
-        }
+        Self { source, not_undone: None }
     }
 }
 
@@ -45,17 +42,13 @@ impl Reservation {
     /// Reserves at least `length` bytes, rounded up to granules.
     pub(crate) fn new(driver: Arc<MeteredDriver>, length: u64) -> Result<Self> {
         let granule = driver.granularity();
-        let overflow = Error::SizeOverflow {
-            what: "the reservation rounded up to granules",
-        };
+        let overflow = Error::SizeOverflow { what: "the reservation rounded up to granules" };
         let length = round_up(length, granule).ok_or_else(|| overflow.clone())?;
         let num_granules = usize::try_from(length / granule).map_err(|_| overflow)?;
         let base = driver.reserve(length).map_err(|source| match source {
-            DriverError::AddressSpaceExhausted { device, .. } => Error::AddressSpaceExhausted {
-                device,
-                requested: Bytes(length),
-                source,
-            },
+            DriverError::AddressSpaceExhausted { device, .. } => {
+                Error::AddressSpaceExhausted { device, requested: Bytes(length), source }
+            }
             other => Error::Driver(other),
         })?;
         Ok(Self {
@@ -128,10 +121,7 @@ impl Reservation {
             }
         }
         for run in runs_of(chunks) {
-            if let Err(source) = self
-                .driver
-                .set_access(self.address(run.start), self.bytes(run))
-            {
+            if let Err(source) = self.driver.set_access(self.address(run.start), self.bytes(run)) {
                 return Err(self.undo_map(chunks, source));
             }
         }
@@ -140,11 +130,7 @@ impl Reservation {
 
     fn map_chunk(&self, chunk: &Chunk) -> DriverResult<()> {
         let range = chunk.granules;
-        self.driver.map(
-            self.address(range.start),
-            self.bytes(range),
-            chunk.memory.handle(),
-        )
+        self.driver.map(self.address(range.start), self.bytes(range), chunk.memory.handle())
     }
 
     fn undo_map(&self, chunks: &[Chunk], source: DriverError) -> VerbError {
@@ -176,11 +162,7 @@ impl Reservation {
             let next = keep.partition_point(|kept| kept.end <= range.start);
             keep.get(next).is_none_or(|kept| kept.start >= range.end)
         };
-        self.extents
-            .values()
-            .map(|chunk| chunk.granules)
-            .filter(is_outside)
-            .collect()
+        self.extents.values().map(|chunk| chunk.granules).filter(is_outside).collect()
     }
 
     /// Unmaps whole extents; their memory stays held by the returned chunks. On failure all of
@@ -217,8 +199,7 @@ impl Reservation {
             for (_, chunk) in self.extents.range(run.start..run.end) {
                 self.map_chunk(chunk)?;
             }
-            self.driver
-                .set_access(self.address(run.start), self.bytes(*run))?;
+            self.driver.set_access(self.address(run.start), self.bytes(*run))?;
         }
         Ok(())
     }
@@ -228,11 +209,7 @@ impl Reservation {
         for (start, end) in ranges.iter().copied() {
             self.driver.fill(self.base + start, end - start, 0)?;
         }
-        if ranges.is_empty() {
-            Ok(())
-        } else {
-            self.driver.synchronize(Fence::Fills)
-        }
+        if ranges.is_empty() { Ok(()) } else { self.driver.synchronize(Fence::Fills) }
     }
 
     /// Gives everything back: waits for the device, unmaps, releases, frees the address range.
@@ -246,11 +223,9 @@ impl Reservation {
         }
         let extents: Vec<GranuleRange> = self.extents.values().map(|c| c.granules).collect();
         for run in merged(extents) {
-            self.driver
-                .unmap(self.address(run.start), self.bytes(run))?;
+            self.driver.unmap(self.address(run.start), self.bytes(run))?;
             self.backed.remove(run);
-            self.extents
-                .retain(|_, chunk| !chunk.granules.overlaps(run));
+            self.extents.retain(|_, chunk| !chunk.granules.overlaps(run));
         }
         self.driver.free_address(self.base, self.length)?;
         self.is_reserved = false;

@@ -53,25 +53,13 @@ impl SegmentLayout {
             return Err(Error::ZeroCapacity);
         }
         if !total.is_multiple_of(num_segments) {
-            return Err(Error::Indivisible {
-                total,
-                num_segments,
-            });
+            return Err(Error::Indivisible { total, num_segments });
         }
         let capacity = total / num_segments;
         let segments = (0..num_segments)
-            .map(|index| Segment {
-                offset: index * capacity,
-                capacity,
-                unit: 1,
-            })
+            .map(|index| Segment { offset: index * capacity, capacity, unit: 1 })
             .collect();
-        Ok(Self {
-            segments,
-            total,
-            bytes_per_unit: num_segments,
-            max_size: capacity,
-        })
+        Ok(Self { segments, total, bytes_per_unit: num_segments, max_size: capacity })
     }
 
     /// Segments of their own capacity and bytes per unit (block), back to back in this order.
@@ -79,20 +67,14 @@ impl SegmentLayout {
     /// # Errors
     /// `ZeroSegments`; `ZeroCapacity` for a segment or a unit of no bytes; `SizeOverflow`.
     pub fn unequal(parts: &[(u64, u64)]) -> Result<Self> {
-        let overflow = || Error::SizeOverflow {
-            what: "the sum of segment capacities",
-        };
+        let overflow = || Error::SizeOverflow { what: "the sum of segment capacities" };
         let mut segments = Vec::with_capacity(parts.len());
         let (mut total, mut bytes_per_unit, mut max_size) = (0u64, 0u64, u64::MAX);
         for (capacity, unit) in parts.iter().copied() {
             if capacity == 0 || unit == 0 {
                 return Err(Error::ZeroCapacity);
             }
-            segments.push(Segment {
-                offset: total,
-                capacity,
-                unit,
-            });
+            segments.push(Segment { offset: total, capacity, unit });
             total = total.checked_add(capacity).ok_or_else(overflow)?;
             bytes_per_unit = bytes_per_unit.checked_add(unit).ok_or_else(overflow)?;
             max_size = max_size.min(capacity / unit);
@@ -100,12 +82,7 @@ impl SegmentLayout {
         if segments.is_empty() {
             return Err(Error::ZeroSegments);
         }
-        Ok(Self {
-            segments,
-            total,
-            bytes_per_unit,
-            max_size,
-        })
+        Ok(Self { segments, total, bytes_per_unit, max_size })
     }
 
     /// The segments, by offset.
@@ -143,10 +120,7 @@ impl SegmentLayout {
         let fits = |segment: &&Segment| size <= segment.capacity / segment.unit;
         let small = self.segments.iter().find(|segment| !fits(segment));
         let (unit, capacity) = small.map_or((1, self.max_size), |s| (s.unit, s.capacity));
-        Err(Error::CapacityExceeded {
-            requested: size.saturating_mul(unit),
-            capacity,
-        })
+        Err(Error::CapacityExceeded { requested: size.saturating_mul(unit), capacity })
     }
 }
 
@@ -157,18 +131,8 @@ mod tests {
     #[test]
     fn equal_segments_divide_the_total() {
         let layout = SegmentLayout::equal(12, 3).unwrap();
-        assert_eq!(
-            layout.segments()[2],
-            Segment {
-                offset: 8,
-                capacity: 4,
-                unit: 1
-            }
-        );
-        assert_eq!(
-            (layout.total(), layout.max_size(), layout.logical_bytes(2)),
-            (12, 4, 6)
-        );
+        assert_eq!(layout.segments()[2], Segment { offset: 8, capacity: 4, unit: 1 });
+        assert_eq!((layout.total(), layout.max_size(), layout.logical_bytes(2)), (12, 4, 6));
         assert_eq!(layout.segments()[1].committed_end(3), 7);
     }
 
@@ -177,47 +141,20 @@ mod tests {
         let layout = SegmentLayout::unequal(&[(100, 10), (35, 7)]).unwrap();
         assert_eq!(layout.max_size(), 5);
         assert_eq!(layout.logical_bytes(5), 85);
-        assert_eq!(
-            layout.segments()[1],
-            Segment {
-                offset: 100,
-                capacity: 35,
-                unit: 7
-            }
-        );
+        assert_eq!(layout.segments()[1], Segment { offset: 100, capacity: 35, unit: 7 });
         let error = layout.check_fits(6).unwrap_err();
-        assert_eq!(
-            error,
-            Error::CapacityExceeded {
-                requested: 42,
-                capacity: 35
-            }
-        );
+        assert_eq!(error, Error::CapacityExceeded { requested: 42, capacity: 35 });
     }
 
     #[test]
     fn rejects_sizes_that_make_no_segments() {
         assert_eq!(SegmentLayout::equal(0, 1).unwrap_err(), Error::ZeroCapacity);
         assert_eq!(SegmentLayout::equal(4, 0).unwrap_err(), Error::ZeroSegments);
-        let indivisible = Error::Indivisible {
-            total: 10,
-            num_segments: 3,
-        };
+        let indivisible = Error::Indivisible { total: 10, num_segments: 3 };
         assert_eq!(SegmentLayout::equal(10, 3).unwrap_err(), indivisible);
-        assert_eq!(
-            SegmentLayout::unequal(&[]).unwrap_err(),
-            Error::ZeroSegments
-        );
-        assert_eq!(
-            SegmentLayout::unequal(&[(8, 0)]).unwrap_err(),
-            Error::ZeroCapacity
-        );
+        assert_eq!(SegmentLayout::unequal(&[]).unwrap_err(), Error::ZeroSegments);
+        assert_eq!(SegmentLayout::unequal(&[(8, 0)]).unwrap_err(), Error::ZeroCapacity);
         let overflow = SegmentLayout::unequal(&[(u64::MAX, 1), (1, 1)]).unwrap_err();
-        assert_eq!(
-            overflow,
-            Error::SizeOverflow {
-                what: "the sum of segment capacities"
-            }
-        );
+        assert_eq!(overflow, Error::SizeOverflow { what: "the sum of segment capacities" });
     }
 }

@@ -41,10 +41,8 @@ impl Share<'_> {
             policy.growth = Growth::Exact;
         }
         let wanted = self.buffer.layout.segments().iter().map(|segment| {
-            let (old_end, new_end) = (
-                segment.committed_end(self.state.size),
-                segment.committed_end(self.target),
-            );
+            let (old_end, new_end) =
+                (segment.committed_end(self.state.size), segment.committed_end(self.target));
             let held = GranuleRange::covering(segment.offset, old_end, granule);
             let mut needed = GranuleRange::covering(old_end, new_end, granule);
             if !needed.is_empty() {
@@ -58,10 +56,7 @@ impl Share<'_> {
         });
         let backed = self.state.reservation.backed();
         let ranges = merged(wanted.collect());
-        ranges
-            .into_iter()
-            .flat_map(|range| backed.missing_runs(range))
-            .collect()
+        ranges.into_iter().flat_map(|range| backed.missing_runs(range)).collect()
     }
 
     fn create(&self, growth: Growth) -> std::result::Result<Vec<Chunk>, DriverError> {
@@ -77,10 +72,7 @@ impl Share<'_> {
                 (segment.offset / granule, held.len())
             })
             .collect();
-        let chunks = self
-            .buffer
-            .policy
-            .cut(&self.missing(growth), &segments, granule);
+        let chunks = self.buffer.policy.cut(&self.missing(growth), &segments, granule);
         self.state.reservation.create(&chunks)
     }
 
@@ -98,22 +90,14 @@ impl Share<'_> {
                 continue;
             }
             for run in backed.backed_runs(GranuleRange::covering(start, end, granule)) {
-                push_range(
-                    &mut dirty,
-                    start.max(run.start * granule),
-                    end.min(run.end * granule),
-                );
+                push_range(&mut dirty, start.max(run.start * granule), end.min(run.end * granule));
             }
         }
         dirty
     }
 
     fn missing_bytes(&self) -> u64 {
-        let granules: u64 = self
-            .missing(Growth::Exact)
-            .iter()
-            .map(|run| run.len())
-            .sum();
+        let granules: u64 = self.missing(Growth::Exact).iter().map(|run| run.len()).sum();
         granules * self.buffer.granule
     }
 
@@ -152,9 +136,7 @@ pub(crate) fn create(shares: &[Share<'_>]) -> Result<Vec<Vec<Chunk>>> {
 }
 
 fn has_surplus(shares: &[Share<'_>]) -> bool {
-    shares
-        .iter()
-        .any(|share| share.missing(Growth::Geometric) != share.missing(Growth::Exact))
+    shares.iter().any(|share| share.missing(Growth::Geometric) != share.missing(Growth::Exact))
 }
 
 /// Maps, zeroes and publishes memory that [`create`] made for the same shares and sizes.
@@ -199,11 +181,7 @@ fn undo(
         share.unmap(chunks);
     }
     drop(chunks);
-    failure(
-        shares,
-        num_mapped.min(shares.len().saturating_sub(1)),
-        source,
-    )
+    failure(shares, num_mapped.min(shares.len().saturating_sub(1)), source)
 }
 
 /// The error of a failed growth: out of memory tells what the whole growth needed.

@@ -60,12 +60,8 @@ fn elements(view: &TensorView, block_dim: usize) -> Vec<(u64, u64)> {
     let mut found = vec![(0, view.offset_bytes)];
     for (dim, (&count, &stride)) in view.shape.iter().zip(&view.strides).enumerate() {
         let step = |&(block, byte): &(u64, u64)| {
-            (0..count).map(move |i| {
-                (
-                    if dim == block_dim { i } else { block },
-                    byte + i * stride * size,
-                )
-            })
+            (0..count)
+                .map(move |i| (if dim == block_dim { i } else { block }, byte + i * stride * size))
         };
         found = found.iter().flat_map(step).collect();
     }
@@ -85,11 +81,7 @@ fn assert_owned(plan: &CachePlan, block_dims: &[Vec<usize>]) {
                         && r.offset_bytes <= byte
                         && byte + size <= r.offset_bytes + r.length_bytes
                 };
-                assert!(
-                    regions.iter().any(holds),
-                    "{} block {block} byte {byte}",
-                    layer.name
-                );
+                assert!(regions.iter().any(holds), "{} block {block} byte {byte}", layer.name);
                 for byte in byte..byte + size {
                     let owner = owners.insert((layer.buffer, byte), layer.name.clone());
                     assert_eq!(owner, None, "{} and another own byte {byte}", layer.name);

@@ -20,36 +20,24 @@ fn small_layer(name: String, kind: Kind, heads: u64) -> (Layer, Vec<usize>) {
     let split = Layout::kv_split(&spec).unwrap();
     match kind {
         Kind::Split => (Layer::strided(name, full, split), vec![1]),
-        Kind::BlockMajor => (
-            Layer::strided(name, full, Layout::block_major(&spec).unwrap()),
-            vec![0],
-        ),
+        Kind::BlockMajor => {
+            (Layer::strided(name, full, Layout::block_major(&spec).unwrap()), vec![0])
+        }
         Kind::HeadsFirst => {
             let layout = split.with_stride_order(vec![3, 1, 0, 2, 4]).unwrap();
             (Layer::strided(name, full, layout), vec![1])
         }
         Kind::Separate => {
             let spec = spec.with_head_dim_v(1).unwrap();
-            let parts = vec![
-                Layout::split_keys(&spec).unwrap(),
-                Layout::split_values(&spec).unwrap(),
-            ];
+            let parts =
+                vec![Layout::split_keys(&spec).unwrap(), Layout::split_values(&spec).unwrap()];
             let layout = LayerLayout::Strided(parts);
-            (
-                Layer::with_layout(name, KvSpec::FullAttention(spec), layout),
-                vec![0, 0],
-            )
+            (Layer::with_layout(name, KvSpec::FullAttention(spec), layout), vec![0, 0])
         }
         Kind::Mla => {
-            let format = MlaFormat::Latent {
-                latent_dim: 2 + heads,
-                dtype: BFloat16,
-            };
+            let format = MlaFormat::Latent { latent_dim: 2 + heads, dtype: BFloat16 };
             let spec = MlaSpec::new(2, format).unwrap();
-            (
-                Layer::strided(name, KvSpec::Mla(spec), Layout::mla(&spec).unwrap()),
-                vec![0],
-            )
+            (Layer::strided(name, KvSpec::Mla(spec), Layout::mla(&spec).unwrap()), vec![0])
         }
         Kind::Mamba => (Layer::state(name, small_mamba()), vec![0, 0]),
         Kind::Stacked(order) => (Layer::stacked(name, full, order), vec![0]),

@@ -3,20 +3,12 @@
 use super::*;
 
 fn place(layer: &str, offset_bytes: u64, block_stride_bytes: u64, bytes: u64) -> Placement {
-    Placement {
-        layer: layer.to_owned(),
-        offset_bytes,
-        block_stride_bytes,
-        bytes_per_block: bytes,
-    }
+    Placement { layer: layer.to_owned(), offset_bytes, block_stride_bytes, bytes_per_block: bytes }
 }
 
 fn segments(placements: &[Placement]) -> Result<Vec<(u64, u64)>, PlanError> {
     let segments = segments_of_placements(placements, NumBlocks(10))?;
-    Ok(segments
-        .iter()
-        .map(|s| (s.offset_bytes, s.bytes_per_block))
-        .collect())
+    Ok(segments.iter().map(|s| (s.offset_bytes, s.bytes_per_block)).collect())
 }
 
 #[test]
@@ -25,11 +17,7 @@ fn placements_give_back_to_back_and_interleaved_segments() {
     assert_eq!(segments(&layer_by_layer), Ok(vec![(0, 8), (80, 4)]));
     let interleaved = [place("b", 8, 12, 4), place("a", 0, 12, 8)];
     assert_eq!(segments(&interleaved), Ok(vec![(0, 12)]));
-    let mixed = [
-        place("a", 0, 12, 8),
-        place("b", 8, 12, 4),
-        place("c", 120, 6, 6),
-    ];
+    let mixed = [place("a", 0, 12, 8), place("b", 8, 12, 4), place("c", 120, 6, 6)];
     assert_eq!(segments(&mixed), Ok(vec![(0, 12), (120, 6)]));
     let shared = [place("a", 0, 8, 8), place("a again", 0, 8, 8)];
     assert_eq!(segments(&shared), Ok(vec![(0, 8)]));
@@ -52,23 +40,12 @@ fn rejects_placements_that_overlap() {
 
 #[test]
 fn rejects_placements_that_do_not_tile() {
-    let gap = |layer: &str, from, to| {
-        Err(PlanError::PlacementGap {
-            layer: layer.to_owned(),
-            from,
-            to,
-        })
-    };
+    let gap =
+        |layer: &str, from, to| Err(PlanError::PlacementGap { layer: layer.to_owned(), from, to });
     assert_eq!(segments(&[place("a", 4, 8, 8)]), gap("a", 0, 4));
     assert_eq!(segments(&[place("a", 0, 12, 8)]), gap("a", 8, 12));
-    assert_eq!(
-        segments(&[place("a", 0, 12, 4), place("b", 8, 12, 4)]),
-        gap("b", 4, 8)
-    );
-    assert_eq!(
-        segments(&[place("a", 0, 8, 8), place("b", 81, 4, 4)]),
-        gap("b", 80, 81)
-    );
+    assert_eq!(segments(&[place("a", 0, 12, 4), place("b", 8, 12, 4)]), gap("b", 4, 8));
+    assert_eq!(segments(&[place("a", 0, 8, 8), place("b", 81, 4, 4)]), gap("b", 80, 81));
 }
 
 #[test]
@@ -78,15 +55,7 @@ fn rejects_placements_of_nothing() {
     assert_eq!(segments(&[place("a", 0, 0, 8)]), zero("block_stride_bytes"));
     assert_eq!(segments(&[place("a", 0, 8, 0)]), zero("bytes_per_block"));
     let none = segments_of_placements(&[place("a", 0, 8, 8)], NumBlocks(0)).unwrap_err();
-    assert_eq!(
-        none,
-        PlanError::Layout(LayoutError::ZeroSize {
-            what: "number of blocks"
-        })
-    );
+    assert_eq!(none, PlanError::Layout(LayoutError::ZeroSize { what: "number of blocks" }));
     let far = segments(&[place("a", 0, u64::MAX, u64::MAX)]);
-    assert!(matches!(
-        far,
-        Err(PlanError::Layout(LayoutError::Overflow { .. }))
-    ));
+    assert!(matches!(far, Err(PlanError::Layout(LayoutError::Overflow { .. }))));
 }

@@ -18,11 +18,7 @@ mod named;
 mod refusals;
 
 fn dims(sizes: &[u64]) -> Vec<Dim> {
-    sizes
-        .iter()
-        .enumerate()
-        .map(|(i, &size)| Dim::new(format!("d{i}"), size))
-        .collect()
+    sizes.iter().enumerate().map(|(i, &size)| Dim::new(format!("d{i}"), size)).collect()
 }
 
 fn qwen3_8b() -> AttentionSpec {
@@ -64,11 +60,7 @@ impl Case {
         let order = self.stride_order.clone();
         let layout = Layout::new(dims(&self.sizes), order, self.block_dim, self.dtype).unwrap();
         let bytes = layout.bytes_per_block_per_segment() + self.padding * self.dtype.size_bytes();
-        layout
-            .padded_to(bytes)
-            .unwrap()
-            .at(NumBlocks(self.capacity))
-            .unwrap()
+        layout.padded_to(bytes).unwrap().at(NumBlocks(self.capacity)).unwrap()
     }
 }
 

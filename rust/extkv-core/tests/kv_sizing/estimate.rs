@@ -46,69 +46,35 @@ fn estimate_says_whether_all_sequences_fit_and_what_is_assumed() {
     let assumed = "assumed, not measured: workspace 1.0, graphs 1.0, transient peak 1.0, reserve \
                    0.2 GiB\n";
     assert!(table.ends_with(assumed), "{table}");
-    let few = ModelFacts {
-        max_num_seqs: 20,
-        ..qwen3_8b()
-    };
-    assert!(
-        Estimate::new(&few, Assumptions::default())
-            .unwrap()
-            .all_sequences_fit()
-    );
+    let few = ModelFacts { max_num_seqs: 20, ..qwen3_8b() };
+    assert!(Estimate::new(&few, Assumptions::default()).unwrap().all_sequences_fit());
 }
 
 #[test]
 fn estimate_holds_encoder_caches_apart_without_a_warning() {
-    let facts = ModelFacts {
-        encoder_cache_bytes: 4 * GIB,
-        ..qwen3_8b()
-    };
+    let facts = ModelFacts { encoder_cache_bytes: 4 * GIB, ..qwen3_8b() };
     let plan = Estimate::new(&facts, Assumptions::default()).unwrap().plan;
-    assert_eq!(
-        (plan.parts.encoder_cache_bytes, plan.parts.workspace_bytes),
-        (4 * GIB, GIB)
-    );
+    assert_eq!((plan.parts.encoder_cache_bytes, plan.parts.workspace_bytes), (4 * GIB, GIB));
     assert_eq!(plan.warnings, []);
 }
 
 #[test]
 fn rejects_a_model_that_is_larger_than_the_device() {
-    let facts = ModelFacts {
-        parameter_bytes: 140_000_000_000,
-        ..qwen3_8b()
-    };
+    let facts = ModelFacts { parameter_bytes: 140_000_000_000, ..qwen3_8b() };
     let error = Estimate::new(&facts, Assumptions::default()).unwrap_err();
     let needed = Bytes(140_000_000_000 + 2 * GIB);
     let total = Bytes(141_000_000_000);
     assert_eq!(error, SizingError::ModelTooLarge { needed, total });
-    let facts = ModelFacts {
-        parameter_bytes: u64::MAX,
-        ..qwen3_8b()
-    };
+    let facts = ModelFacts { parameter_bytes: u64::MAX, ..qwen3_8b() };
     let error = Estimate::new(&facts, Assumptions::default()).unwrap_err();
-    assert_eq!(
-        error,
-        SizingError::ModelTooLarge {
-            needed: Bytes(u64::MAX),
-            total
-        }
-    );
+    assert_eq!(error, SizingError::ModelTooLarge { needed: Bytes(u64::MAX), total });
 }
 
 #[test]
 fn rejects_an_estimate_that_holds_no_request() {
-    let facts = ModelFacts {
-        parameter_bytes: 136_000_000_000,
-        ..qwen3_8b()
-    };
+    let facts = ModelFacts { parameter_bytes: 136_000_000_000, ..qwen3_8b() };
     let error = Estimate::new(&facts, Assumptions::default()).unwrap_err();
-    assert!(matches!(
-        error,
-        SizingError::TooSmallForOneRequest {
-            needed: NumBlocks(2_560),
-            ..
-        }
-    ));
+    assert!(matches!(error, SizingError::TooSmallForOneRequest { needed: NumBlocks(2_560), .. }));
 }
 
 #[test]
@@ -122,13 +88,7 @@ fn facts_and_assumptions_are_read_from_json() {
     .unwrap();
     assert_eq!(facts, qwen3_8b());
     let assumed: Assumptions = serde_json::from_str(r#"{"graphs_bytes": 5}"#).unwrap();
-    assert_eq!(
-        assumed,
-        Assumptions {
-            graphs_bytes: 5,
-            ..Assumptions::default()
-        }
-    );
+    assert_eq!(assumed, Assumptions { graphs_bytes: 5, ..Assumptions::default() });
     let estimate = Estimate::new(&facts, assumed).unwrap();
     let json = serde_json::to_value(&estimate).unwrap();
     assert_eq!(json["plan"]["blocks"], estimate.plan.blocks.0);

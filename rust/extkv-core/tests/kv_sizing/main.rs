@@ -34,28 +34,16 @@ fn facts() -> CacheFacts {
 }
 
 fn free(driver_free_bytes: u64) -> MemoryReading {
-    MemoryReading {
-        driver_free_bytes,
-        ..MemoryReading::default()
-    }
+    MemoryReading { driver_free_bytes, ..MemoryReading::default() }
 }
 
 fn held(driver_free_bytes: u64, allocated_bytes: u64, reserved_bytes: u64) -> MemoryReading {
     let peak_allocated_bytes = allocated_bytes;
-    MemoryReading {
-        driver_free_bytes,
-        allocated_bytes,
-        reserved_bytes,
-        peak_allocated_bytes,
-    }
+    MemoryReading { driver_free_bytes, allocated_bytes, reserved_bytes, peak_allocated_bytes }
 }
 
 fn phase(phase: Phase, before: MemoryReading, after: MemoryReading) -> PhaseReading {
-    PhaseReading {
-        phase,
-        before,
-        after,
-    }
+    PhaseReading { phase, before, after }
 }
 
 /// A start on 80 GiB: context 0.5, weights 15, libraries 0.5, first commit 1, graphs 1.5 GiB, and

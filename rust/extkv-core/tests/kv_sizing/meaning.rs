@@ -7,10 +7,7 @@ fn every_byte_of_a_healthy_start_is_explained() {
     let plan = plan(&healthy());
     let parts = plan.parts;
     assert_eq!(parts.total_bytes(), 80 * GIB);
-    assert_eq!(
-        (parts.weights_bytes, parts.graphs_bytes),
-        (15 * GIB, 3 * GIB / 2)
-    );
+    assert_eq!((parts.weights_bytes, parts.graphs_bytes), (15 * GIB, 3 * GIB / 2));
     // Context, libraries and the step's memory that the allocator keeps.
     assert_eq!(parts.workspace_bytes, 2 * GIB);
     assert_eq!((parts.transient_bytes, parts.reserve_bytes), (0, 256 * MIB));
@@ -19,14 +16,8 @@ fn every_byte_of_a_healthy_start_is_explained() {
     assert_eq!(plan.blocks, NumBlocks(room / QWEN3_8B_BLOCK));
     assert_eq!(parts.kv_bytes, plan.blocks.0 * QWEN3_8B_BLOCK);
     assert_eq!(parts.unused_bytes, room % QWEN3_8B_BLOCK);
-    assert_eq!(
-        (plan.num_tokens, plan.blocks_per_request),
-        (plan.blocks.0 * 16, 256)
-    );
-    assert_eq!(
-        (plan.limit, plan.warnings.as_slice()),
-        (Limit::FreeMemory, [].as_slice())
-    );
+    assert_eq!((plan.num_tokens, plan.blocks_per_request), (plan.blocks.0 * 16, 256));
+    assert_eq!((plan.limit, plan.warnings.as_slice()), (Limit::FreeMemory, [].as_slice()));
 }
 
 /// The example sentence of the design.
@@ -85,16 +76,10 @@ fn free_memory_that_moves_between_phases_is_a_warning() {
     trace.phases[0].after = free(61 * GIB);
     trace.phases[0].before = free(61 * GIB);
     let (phase, bytes) = (Phase::Measured, GIB);
-    assert_eq!(
-        plan(&trace).warnings,
-        [Warning::FreeFellBefore { phase, bytes }]
-    );
+    assert_eq!(plan(&trace).warnings, [Warning::FreeFellBefore { phase, bytes }]);
     trace.phases[0].after = free(59 * GIB);
     trace.phases[0].before = free(59 * GIB);
-    assert_eq!(
-        plan(&trace).warnings,
-        [Warning::FreeRoseBefore { phase, bytes }]
-    );
+    assert_eq!(plan(&trace).warnings, [Warning::FreeRoseBefore { phase, bytes }]);
     // What the allocator gave back is no drift.
     trace.phases[0].after.reserved_bytes = GIB;
     trace.phases[0].before.reserved_bytes = GIB;
@@ -108,18 +93,9 @@ fn allocators_cached_bytes_are_counted_once() {
     let measured = gives_back.phases.last_mut().unwrap();
     measured.after = measured.before;
     let (keeps, gives_back) = (plan(&keeps), plan(&gives_back));
-    assert_eq!(
-        (
-            keeps.parts.transient_bytes,
-            gives_back.parts.transient_bytes
-        ),
-        (0, GIB)
-    );
+    assert_eq!((keeps.parts.transient_bytes, gives_back.parts.transient_bytes), (0, GIB));
     assert_eq!(keeps.blocks, gives_back.blocks);
-    assert_eq!(
-        keeps.parts.workspace_bytes,
-        gives_back.parts.workspace_bytes + GIB
-    );
+    assert_eq!(keeps.parts.workspace_bytes, gives_back.parts.workspace_bytes + GIB);
 }
 
 #[test]
@@ -146,18 +122,11 @@ fn an_allocator_peak_above_the_stated_one_is_a_warning() {
     let measured = trace.phases.last_mut().unwrap();
     measured.after.peak_allocated_bytes = measured.before.allocated_bytes + 2 * GIB;
     let (stated_bytes, seen_bytes) = (GIB, 2 * GIB);
-    let warning = Warning::PeakAboveTransient {
-        stated_bytes,
-        seen_bytes,
-    };
+    let warning = Warning::PeakAboveTransient { stated_bytes, seen_bytes };
     let odd = plan(&trace);
     assert_eq!(odd.warnings, [warning]);
     assert_eq!(odd.blocks, plan(&healthy()).blocks);
-    assert!(
-        warning
-            .to_string()
-            .contains("rose by 2 GiB while measuring, 1 GiB are stated")
-    );
+    assert!(warning.to_string().contains("rose by 2 GiB while measuring, 1 GiB are stated"));
 }
 
 #[test]
@@ -178,15 +147,9 @@ fn encoder_cache_is_a_part_of_its_own() {
     assert_eq!(encoder_cache_bytes(0, 4_096, BFloat16), Ok(0));
     assert!(encoder_cache_bytes(u64::MAX, 4_096, BFloat16).is_err());
     let plain = plan(&healthy());
-    let with = plan(&Trace {
-        encoder_cache_bytes: bytes,
-        ..healthy()
-    });
+    let with = plan(&Trace { encoder_cache_bytes: bytes, ..healthy() });
     assert_eq!(with.parts.encoder_cache_bytes, bytes);
-    assert_eq!(
-        with.parts.workspace_bytes,
-        plain.parts.workspace_bytes - bytes
-    );
+    assert_eq!(with.parts.workspace_bytes, plain.parts.workspace_bytes - bytes);
     assert_eq!(with.blocks, plain.blocks);
 }
 
@@ -197,10 +160,7 @@ fn utilization_bounds_what_this_process_uses() {
     let capped = plan(&trace);
     let own = 80 * GIB - 60 * GIB - GIB / 2 - GIB;
     let room = 60 * GIB - own - 256 * MIB - 144 * MIB;
-    assert_eq!(
-        (capped.blocks.0, capped.limit),
-        (room / QWEN3_8B_BLOCK, Limit::Utilization)
-    );
+    assert_eq!((capped.blocks.0, capped.limit), (room / QWEN3_8B_BLOCK, Limit::Utilization));
     assert!(capped.parts.unused_bytes >= 20 * GIB);
     trace.foreign_bytes = 2 * GIB;
     assert_eq!(plan(&trace).blocks.0, (room + 2 * GIB) / QWEN3_8B_BLOCK);
@@ -213,23 +173,14 @@ fn parts_measured_too_large_are_trimmed_and_said() {
     let plan = plan(&trace);
     let used = 80 * GIB - 60 * GIB - GIB / 2 - GIB;
     assert_eq!(plan.parts.foreign_bytes, used);
-    assert_eq!(
-        (plan.parts.weights_bytes, plan.parts.workspace_bytes),
-        (0, 0)
-    );
+    assert_eq!((plan.parts.weights_bytes, plan.parts.workspace_bytes), (0, 0));
     let trimmed = |part, measured_bytes, counted_bytes| Warning::PartTrimmed {
         part,
         measured_bytes,
         counted_bytes,
     };
-    assert!(
-        plan.warnings
-            .contains(&trimmed(MeasuredPart::Foreign, 50 * GIB, used))
-    );
-    assert!(
-        plan.warnings
-            .contains(&trimmed(MeasuredPart::Weights, 15 * GIB, 0))
-    );
+    assert!(plan.warnings.contains(&trimmed(MeasuredPart::Foreign, 50 * GIB, used)));
+    assert!(plan.warnings.contains(&trimmed(MeasuredPart::Weights, 15 * GIB, 0)));
     assert_eq!(plan.parts.total_bytes(), 80 * GIB);
 }
 
@@ -244,15 +195,8 @@ fn every_warning_says_its_numbers() {
         Warning::FreeRoseBefore { phase, bytes },
         Warning::FreeFellBefore { phase, bytes },
         Warning::NegativeGraphMemory { bytes },
-        Warning::ManualSizeNearFree {
-            requested_bytes: bytes,
-            free_bytes: bytes,
-        },
-        Warning::PartTrimmed {
-            part,
-            measured_bytes: bytes,
-            counted_bytes: 0,
-        },
+        Warning::ManualSizeNearFree { requested_bytes: bytes, free_bytes: bytes },
+        Warning::PartTrimmed { part, measured_bytes: bytes, counted_bytes: 0 },
     ];
     for warning in warnings {
         assert!(warning.to_string().contains("3 GiB"), "{warning}");
@@ -263,36 +207,18 @@ fn every_warning_says_its_numbers() {
 
 #[test]
 fn recurrent_and_pooled_layers_change_what_a_request_needs() {
-    let pooled = CacheFacts {
-        num_block_tables: 2,
-        fixed_blocks_per_request: 3,
-        ..facts()
-    };
+    let pooled = CacheFacts { num_block_tables: 2, fixed_blocks_per_request: 3, ..facts() };
     assert_eq!(pooled.blocks_per_request(4096), Ok(515));
     assert_eq!(pooled.longest_request(NumBlocks(515), 5_000), 4_096);
     assert_eq!(pooled.longest_request(NumBlocks(514), 5_000), 4_080);
     assert_eq!(pooled.longest_request(NumBlocks(2), 5_000), 0);
     assert_eq!(pooled.num_tokens(NumBlocks(515)), 257 * 16);
-    let recurrent = CacheFacts {
-        num_block_tables: 0,
-        fixed_blocks_per_request: 4,
-        ..facts()
-    };
+    let recurrent = CacheFacts { num_block_tables: 0, fixed_blocks_per_request: 4, ..facts() };
     assert_eq!(recurrent.blocks_per_request(1 << 40), Ok(4));
     assert_eq!(recurrent.longest_request(NumBlocks(4), 5_000), 5_000);
-    let plan = plan(&Trace {
-        cache: pooled,
-        ..healthy()
-    });
+    let plan = plan(&Trace { cache: pooled, ..healthy() });
     assert!((plan.concurrency() - plan.blocks.0 as f64 / 515.0).abs() < 1e-9);
-    let overflow = CacheFacts {
-        block_size: 1,
-        num_block_tables: 2,
-        ..facts()
-    };
+    let overflow = CacheFacts { block_size: 1, num_block_tables: 2, ..facts() };
     let what = "blocks per request";
-    assert_eq!(
-        overflow.blocks_per_request(u64::MAX),
-        Err(SizingError::Overflow { what })
-    );
+    assert_eq!(overflow.blocks_per_request(u64::MAX), Err(SizingError::Overflow { what }));
 }

@@ -93,11 +93,7 @@ fn wild_traces() -> impl Strategy<Value = Trace> {
             max_model_len: n[10],
             gpu_memory_utilization: Utilization::FULL,
             kv_cache_memory_bytes: (!extensible).then_some(n[5]),
-            mode: if extensible {
-                SizingMode::Extensible
-            } else {
-                SizingMode::Fixed
-            },
+            mode: if extensible { SizingMode::Extensible } else { SizingMode::Fixed },
         }
     })
 }

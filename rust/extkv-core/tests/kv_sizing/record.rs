@@ -40,34 +40,17 @@ fn rejects_records_that_are_not_what_they_say() {
         SizingRecord::from_json(&text.replace(from, to)).unwrap_err()
     };
     assert!(matches!(read("{", "["), RecordError::Json(_)));
-    assert!(matches!(
-        read("\"granule_bytes\"", "\"granul_bytes\""),
-        RecordError::Json(_)
-    ));
-    let unknown = read(
-        "\"reserve_bytes\": 268435456,\n    \"foreign",
-        "\"x\": 1,\n    \"foreign",
-    );
+    assert!(matches!(read("\"granule_bytes\"", "\"granul_bytes\""), RecordError::Json(_)));
+    let unknown = read("\"reserve_bytes\": 268435456,\n    \"foreign", "\"x\": 1,\n    \"foreign");
     assert!(matches!(unknown, RecordError::Json(_)));
     let format = read("\"format\": 1", "\"format\": 2");
-    assert!(matches!(
-        format,
-        RecordError::Format {
-            found: 2,
-            expected: 1
-        }
-    ));
+    assert!(matches!(format, RecordError::Format { found: 2, expected: 1 }));
     let blocks = plan(&healthy()).blocks;
     let changed = read(&format!("\"blocks\": {blocks}"), "\"blocks\": 99999");
     let (stored, replayed) = (NumBlocks(99_999), blocks);
-    assert!(
-        matches!(changed, RecordError::PlanDiffers { stored: s, replayed: r }
-            if (s, r) == (stored, replayed))
-    );
-    let impossible = read(
-        "\"device_total_bytes\": 85899345920",
-        "\"device_total_bytes\": 1",
-    );
+    assert!(matches!(changed, RecordError::PlanDiffers { stored: s, replayed: r }
+            if (s, r) == (stored, replayed)));
+    let impossible = read("\"device_total_bytes\": 85899345920", "\"device_total_bytes\": 1");
     let source = RecordError::Sizing(SizingError::FreeExceedsTotal {
         phase: Phase::Start,
         free: Bytes(80 * GIB),

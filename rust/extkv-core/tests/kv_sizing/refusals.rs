@@ -4,13 +4,9 @@ use super::*;
 
 fn too_small(trace: &Trace) -> (SizingError, NumBlocks, u64, Bytes, Limit) {
     match refused(trace) {
-        error @ SizingError::TooSmallForOneRequest {
-            blocks,
-            longest,
-            missing,
-            limit,
-            ..
-        } => (error, blocks, longest, missing, limit),
+        error @ SizingError::TooSmallForOneRequest { blocks, longest, missing, limit, .. } => {
+            (error, blocks, longest, missing, limit)
+        }
         other => unreachable!("{other}"),
     }
 }
@@ -21,10 +17,7 @@ fn too_little_for_one_request_says_what_to_change() {
     let mut trace = bare(80 * GIB, 100 * QWEN3_8B_BLOCK + 72);
     let (error, blocks, longest, missing, limit) = too_small(&trace);
     assert_eq!((blocks, longest), (NumBlocks(100), 1_600));
-    assert_eq!(
-        (missing, limit),
-        (Bytes(156 * QWEN3_8B_BLOCK), Limit::FreeMemory)
-    );
+    assert_eq!((missing, limit), (Bytes(156 * QWEN3_8B_BLOCK), Limit::FreeMemory));
     assert_eq!(
         error.to_string(),
         "one request of max_model_len = 4096 tokens needs 256 blocks and 100 fit: the longest \
@@ -58,39 +51,20 @@ fn too_little_counts_a_margin_that_exceeds_free_memory() {
 
 #[test]
 fn too_little_names_the_limit_that_binds() {
-    let utilization = Trace {
-        gpu_memory_utilization: Utilization::from_ratio(0.235).unwrap(),
-        ..healthy()
-    };
+    let utilization =
+        Trace { gpu_memory_utilization: Utilization::from_ratio(0.235).unwrap(), ..healthy() };
     let (error, .., limit) = too_small(&utilization);
     assert_eq!(limit, Limit::Utilization);
-    assert!(
-        error
-            .to_string()
-            .contains("raise gpu_memory_utilization so that"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("raise gpu_memory_utilization so that"), "{error}");
 
-    let reservation = Trace {
-        reserved_blocks: Some(NumBlocks(1)),
-        ..healthy()
-    };
+    let reservation = Trace { reserved_blocks: Some(NumBlocks(1)), ..healthy() };
     let (error, _, _, missing, limit) = too_small(&reservation);
-    assert_eq!(
-        (missing, limit),
-        (Bytes(255 * QWEN3_8B_BLOCK), Limit::Reservation)
-    );
+    assert_eq!((missing, limit), (Bytes(255 * QWEN3_8B_BLOCK), Limit::Reservation));
     assert!(error.to_string().contains("reserve 573.7 MiB"), "{error}");
 
     let (error, _, _, missing, limit) = too_small(&fixed(Some(10 * QWEN3_8B_BLOCK)));
-    assert_eq!(
-        (missing, limit),
-        (Bytes(246 * QWEN3_8B_BLOCK), Limit::ManualSize)
-    );
-    assert!(
-        error.to_string().contains("raise kv_cache_memory_bytes by"),
-        "{error}"
-    );
+    assert_eq!((missing, limit), (Bytes(246 * QWEN3_8B_BLOCK), Limit::ManualSize));
+    assert!(error.to_string().contains("raise kv_cache_memory_bytes by"), "{error}");
     assert!(Limit::OtherRank.remedy(missing).contains("rank"));
 }
 
@@ -102,24 +76,12 @@ fn rejects_numbers_that_must_not_be_zero() {
         change(&mut trace);
         refused(&trace)
     };
-    assert_eq!(
-        with(|t| t.device_total_bytes = 0),
-        zero("device_total_bytes")
-    );
-    assert_eq!(
-        with(|t| t.cache.bytes_per_block = 0),
-        zero("bytes_per_block")
-    );
+    assert_eq!(with(|t| t.device_total_bytes = 0), zero("device_total_bytes"));
+    assert_eq!(with(|t| t.cache.bytes_per_block = 0), zero("bytes_per_block"));
     assert_eq!(with(|t| t.cache.block_size = 0), zero("block_size"));
-    assert_eq!(
-        with(|t| t.cache.num_block_tables = 0),
-        zero("num_block_tables")
-    );
+    assert_eq!(with(|t| t.cache.num_block_tables = 0), zero("num_block_tables"));
     assert_eq!(with(|t| t.max_model_len = 0), zero("max_model_len"));
-    assert_eq!(
-        with(|t| t.reserved_blocks = Some(NumBlocks(0))),
-        zero("reserved_blocks")
-    );
+    assert_eq!(with(|t| t.reserved_blocks = Some(NumBlocks(0))), zero("reserved_blocks"));
     assert_eq!(refused(&fixed(Some(0))), zero("kv_cache_memory_bytes"));
     let error = reservation_blocks(GIB, Utilization::FULL, 0).unwrap_err();
     assert_eq!(error, zero("bytes_per_block"));
@@ -128,17 +90,11 @@ fn rejects_numbers_that_must_not_be_zero() {
 #[test]
 fn rejects_a_utilization_that_is_no_share() {
     for ratio in [0.0, -0.5, 1.000_001, f64::INFINITY, 4e-7] {
-        assert_eq!(
-            Utilization::from_ratio(ratio),
-            Err(SizingError::Utilization { ratio })
-        );
+        assert_eq!(Utilization::from_ratio(ratio), Err(SizingError::Utilization { ratio }));
     }
     assert!(Utilization::from_ratio(f64::NAN).is_err());
     assert_eq!(Utilization::from_ratio(1.0), Ok(Utilization::FULL));
-    assert_eq!(
-        Utilization::from_ratio(0.92).unwrap().of(100 * GIB),
-        92 * GIB
-    );
+    assert_eq!(Utilization::from_ratio(0.92).unwrap().of(100 * GIB), 92 * GIB);
     assert_eq!(Utilization::FULL.of(u64::MAX), u64::MAX);
 }
 
@@ -147,10 +103,7 @@ fn rejects_missing_and_disordered_phases() {
     for (index, missing) in [(0, Phase::Start), (5, Phase::Measured)] {
         let mut trace = healthy();
         trace.phases.remove(index);
-        assert_eq!(
-            refused(&trace),
-            SizingError::MissingPhase { phase: missing }
-        );
+        assert_eq!(refused(&trace), SizingError::MissingPhase { phase: missing });
     }
     let mut trace = healthy();
     trace.phases.swap(1, 2);
@@ -167,42 +120,23 @@ fn rejects_more_memory_than_the_device_has() {
     let mut trace = healthy();
     trace.phases[2].after.driver_free_bytes = 81 * GIB;
     let (phase, free, total) = (Phase::Profiled, Bytes(81 * GIB), Bytes(80 * GIB));
-    assert_eq!(
-        refused(&trace),
-        SizingError::FreeExceedsTotal { phase, free, total }
-    );
+    assert_eq!(refused(&trace), SizingError::FreeExceedsTotal { phase, free, total });
     for bytes in [20 * GIB, u64::MAX] {
-        let trace = Trace {
-            committed_bytes: bytes,
-            ..healthy()
-        };
+        let trace = Trace { committed_bytes: bytes, ..healthy() };
         let (committed, free) = (Bytes(bytes), Bytes(60 * GIB + GIB / 2));
-        assert_eq!(
-            refused(&trace),
-            SizingError::CommittedExceedsTotal {
-                committed,
-                free,
-                total
-            }
-        );
+        assert_eq!(refused(&trace), SizingError::CommittedExceedsTotal { committed, free, total });
     }
 }
 
 #[test]
 fn rejects_an_extensible_cache_without_a_reservation() {
-    let trace = Trace {
-        reserved_blocks: None,
-        ..healthy()
-    };
+    let trace = Trace { reserved_blocks: None, ..healthy() };
     assert_eq!(refused(&trace), SizingError::NoReservation);
 }
 
 #[test]
 fn rejects_rounding_that_overflows() {
-    let trace = Trace {
-        granule_bytes: u64::MAX,
-        ..healthy()
-    };
+    let trace = Trace { granule_bytes: u64::MAX, ..healthy() };
     let what = "rounding to granules";
     assert_eq!(refused(&trace), SizingError::Overflow { what });
 }
@@ -214,12 +148,7 @@ fn rejects_ranks_that_cannot_agree() {
     let mut second = first.clone();
     second.max_model_len = 8192;
     let (rank, field, expected, found) = (1, "max_model_len", 4096, 8192);
-    let error = SizingError::RanksDiffer {
-        rank,
-        field,
-        expected,
-        found,
-    };
+    let error = SizingError::RanksDiffer { rank, field, expected, found };
     assert_eq!(agree(&[first.clone(), second]), Err(error));
     let more = NumBlocks(first.blocks.0 + 1);
     let error = first.at_blocks(more, Limit::OtherRank).unwrap_err();

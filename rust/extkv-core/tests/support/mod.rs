@@ -23,11 +23,7 @@ impl TestDevice {
         let budget = Arc::new(HostBudget::new(num_bytes));
         let host = Arc::new(HostDriver::new(GRANULE, Arc::clone(&budget)).expect("host driver"));
         let checked = Arc::new(CheckedDriver::new(Arc::clone(&host) as Arc<dyn VmmDriver>));
-        Self {
-            host,
-            budget,
-            checked,
-        }
+        Self { host, budget, checked }
     }
 
     pub(crate) fn driver(&self) -> Arc<dyn VmmDriver> {
@@ -46,30 +42,19 @@ impl TestDevice {
 
     pub(crate) fn assert_empty(&self) {
         assert_eq!(self.checked.leftovers(), Leftovers::default());
-        assert_eq!(
-            self.budget.info().free,
-            self.budget.info().total,
-            "host memory leaked"
-        );
+        assert_eq!(self.budget.info().free, self.budget.info().total, "host memory leaked");
     }
 
     pub(crate) fn read(&self, buffer: &GrowableBuffer, offset: u64, length: u64) -> Vec<u8> {
         let length = usize::try_from(length).expect("length");
-        self.host
-            .read(buffer.base() + offset, length)
-            .expect("read committed bytes")
+        self.host.read(buffer.base() + offset, length).expect("read committed bytes")
     }
 
     pub(crate) fn write(&self, buffer: &GrowableBuffer, offset: u64, bytes: &[u8]) {
-        self.host
-            .write(buffer.base() + offset, bytes)
-            .expect("write committed bytes");
+        self.host.write(buffer.base() + offset, bytes).expect("write committed bytes");
     }
 }
 
 pub(crate) fn exact_policy() -> ChunkPolicy {
-    ChunkPolicy {
-        size: ChunkSize::WholeRun,
-        growth: Growth::Exact,
-    }
+    ChunkPolicy { size: ChunkSize::WholeRun, growth: Growth::Exact }
 }

@@ -48,11 +48,7 @@ impl Homes {
         if layers.is_empty() {
             return Err(PlanError::NoLayers);
         }
-        let mut all = Self {
-            buffers: Vec::new(),
-            homes: Vec::new(),
-            forms: Vec::new(),
-        };
+        let mut all = Self { buffers: Vec::new(), homes: Vec::new(), forms: Vec::new() };
         let mut by_name: HashMap<&str, usize> = HashMap::new();
         for (index, layer) in layers.iter().enumerate() {
             let form = Form::of(layer)?;
@@ -64,9 +60,7 @@ impl Homes {
                 }
             };
             if by_name.insert(&layer.name, index).is_some() {
-                return Err(PlanError::DuplicateLayer {
-                    layer: layer.name.clone(),
-                });
+                return Err(PlanError::DuplicateLayer { layer: layer.name.clone() });
             }
             all.homes.push(home);
             all.forms.push(form);
@@ -78,11 +72,7 @@ impl Homes {
         if form.is_stack() {
             let stacks = self.buffers.iter_mut().enumerate();
             if let Some((buffer, stack)) = stacks.into_iter().find(|(_, b)| b.form == *form) {
-                let home = Home {
-                    buffer,
-                    group: 0,
-                    slice: stack.num_layers,
-                };
+                let home = Home { buffer, group: 0, slice: stack.num_layers };
                 stack.num_layers += 1;
                 stack.admit(index, home.group);
                 return home;
@@ -94,11 +84,7 @@ impl Homes {
             members: vec![index],
             groups: vec![vec![index]],
         });
-        Home {
-            buffer: self.buffers.len() - 1,
-            group: 0,
-            slice: 0,
-        }
+        Home { buffer: self.buffers.len() - 1, group: 0, slice: 0 }
     }
 
     fn settle_with(
@@ -127,10 +113,7 @@ impl Homes {
 
     /// A layer's number in its stack, and how many layers the stack has.
     pub(super) fn place_of(&self, home: Home) -> (u64, u64) {
-        let num_layers = self
-            .buffers
-            .get(home.buffer)
-            .map_or(1, |buffer| buffer.num_layers);
+        let num_layers = self.buffers.get(home.buffer).map_or(1, |buffer| buffer.num_layers);
         (home.slice, num_layers)
     }
 }
@@ -147,31 +130,21 @@ fn check_sharing(
         Shared::Blocks { .. } if form == owner_form => Ok(()),
         Shared::Blocks { .. } => {
             let (layer_bytes, other_bytes) = (total(&segments), total(&other_segments));
-            Err(PlanError::SharedBlocksDiffer {
-                layer,
-                layer_bytes,
-                other,
-                other_bytes,
-            })
+            Err(PlanError::SharedBlocksDiffer { layer, layer_bytes, other, other_bytes })
         }
         Shared::Pool { .. } if form.is_stack() || owner_form.is_stack() => {
             Err(PlanError::StackHasNoPool { layer, other })
         }
         Shared::Pool { .. } if segments == other_segments => Ok(()),
-        Shared::Pool { .. } => Err(PlanError::PoolsDiffer {
-            layer,
-            segments,
-            other,
-            other_segments,
-        }),
+        Shared::Pool { .. } => {
+            Err(PlanError::PoolsDiffer { layer, segments, other, other_segments })
+        }
     }
 }
 
 fn total(runs: &[SegmentRun]) -> u64 {
     // Cannot overflow: layouts check their bytes per block, and so do layers their sum.
-    runs.iter().fold(0, |sum, (count, bytes)| {
-        sum.saturating_add(count.saturating_mul(*bytes))
-    })
+    runs.iter().fold(0, |sum, (count, bytes)| sum.saturating_add(count.saturating_mul(*bytes)))
 }
 
 impl Buffer {
@@ -185,9 +158,7 @@ impl Buffer {
     pub(super) fn bytes_per_block(&self) -> Result<u64, LayoutError> {
         let what = "bytes per block of a buffer";
         let runs = self.form.segment_runs(self.num_layers)?;
-        runs.into_iter().try_fold(0, |sum, (count, bytes)| {
-            add(what, sum, mul(what, count, bytes)?)
-        })
+        runs.into_iter().try_fold(0, |sum, (count, bytes)| add(what, sum, mul(what, count, bytes)?))
     }
 
     /// Lays the segments back to back.
@@ -202,21 +173,13 @@ impl Buffer {
         for (count, bytes_per_block) in self.form.segment_runs(self.num_layers)? {
             let capacity_bytes = mul(what, bytes_per_block, max_blocks.0)?;
             for _ in 0..count {
-                segments.push(SegmentPlan {
-                    offset_bytes: end,
-                    capacity_bytes,
-                    bytes_per_block,
-                });
+                segments.push(SegmentPlan { offset_bytes: end, capacity_bytes, bytes_per_block });
                 end = add(what, end, capacity_bytes)?;
             }
         }
         i64::try_from(end).map_err(|_| LayoutError::Overflow { what })?;
         let members = self.members.iter().filter_map(|&index| layers.get(index));
         let layers = members.map(|layer| layer.name.clone()).collect();
-        Ok(BufferPlan {
-            layers,
-            segments,
-            capacity_bytes: end,
-        })
+        Ok(BufferPlan { layers, segments, capacity_bytes: end })
     }
 }

@@ -103,16 +103,9 @@ fn check_bytes(layer: &Layer, parts: &[Layout]) -> Result<(), PlanError> {
         let dtype = part.dtype();
         if !offset.is_multiple_of(dtype.size_bytes()) {
             let layer = layer.name.clone();
-            return Err(PlanError::PartMisaligned {
-                layer,
-                offset,
-                dtype,
-            });
+            return Err(PlanError::PartMisaligned { layer, offset, dtype });
         }
-        let (bytes, alignment) = (
-            part.bytes_per_block_per_segment(),
-            layer.spec.alignment_bytes(),
-        );
+        let (bytes, alignment) = (part.bytes_per_block_per_segment(), layer.spec.alignment_bytes());
         if !bytes.is_multiple_of(alignment) {
             let (bytes, alignment) = (Bytes(bytes), Bytes(alignment));
             return Err(LayoutError::BlockMisaligned { bytes, alignment }.into());
@@ -125,11 +118,7 @@ fn check_bytes(layer: &Layer, parts: &[Layout]) -> Result<(), PlanError> {
         return Ok(());
     }
     let layer = layer.name.clone();
-    Err(PlanError::LayoutBytes {
-        layer,
-        layout_bytes,
-        spec_bytes,
-    })
+    Err(PlanError::LayoutBytes { layer, layout_bytes, spec_bytes })
 }
 
 /// Tensors one after another, each over the full capacity of its segments.
@@ -159,6 +148,7 @@ fn state_views(block: &StateBlock, max_blocks: NumBlocks) -> Result<Vec<TensorVi
         shape.insert(0, max_blocks.0);
         let (offset_bytes, dtype) = (state.offset_bytes, state.dtype);
         views.push(TensorView {
+            name: Some(state.name.clone()),
             offset_bytes,
             dtype,
             shape,

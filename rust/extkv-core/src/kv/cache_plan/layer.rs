@@ -6,7 +6,7 @@ use crate::kv::layout::{CacheOrder, Layout};
 use crate::kv::spec::{KvSpec, MambaSpec};
 
 /// Where a layer's blocks lie.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum LayerLayout {
     /// A tensor of its own, or several one after another (keys, then values of another width).
     Strided(Vec<Layout>),
@@ -28,7 +28,7 @@ impl LayerLayout {
 }
 
 /// How a layer uses the memory of an earlier one.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Shared {
     /// It reads the blocks that the other layer writes, under the same block ids: the same spec
     /// and layout.
@@ -55,7 +55,7 @@ impl Shared {
 }
 
 /// One layer as an engine describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layer {
     /// The engine's name, unique in a plan.
     pub name: String,
@@ -89,12 +89,7 @@ impl Layer {
     /// A layer with any layout.
     #[must_use]
     pub fn with_layout(name: impl Into<String>, spec: KvSpec, layout: LayerLayout) -> Self {
-        Self {
-            name: name.into(),
-            spec,
-            layout,
-            shared: None,
-        }
+        Self { name: name.into(), spec, layout, shared: None }
     }
 
     /// Reads the blocks of the earlier layer `with`.

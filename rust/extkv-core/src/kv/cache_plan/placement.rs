@@ -45,21 +45,13 @@ pub fn segments_of_placements(
     while let Some(&first) = rest.first() {
         check_start(first, end, previous)?;
         let (segment, members) = take_segment(rest, capacity)?;
-        end = add(
-            "bytes of a buffer",
-            segment.offset_bytes,
-            segment.capacity_bytes,
-        )?;
+        end = add("bytes of a buffer", segment.offset_bytes, segment.capacity_bytes)?;
         segments.push(segment);
         let (taken, others) = rest.split_at(members);
         previous = taken.last().copied();
         rest = others;
     }
-    if segments.is_empty() {
-        Err(PlanError::NoLayers)
-    } else {
-        Ok(segments)
-    }
+    if segments.is_empty() { Err(PlanError::NoLayers) } else { Ok(segments) }
 }
 
 fn same_place(a: &Placement, b: &Placement) -> bool {
@@ -84,22 +76,12 @@ fn take_segment(
     };
     let stride = non_zero("block_stride_bytes", first.block_stride_bytes)?;
     let window_end = add("bytes of a buffer", first.offset_bytes, stride)?;
-    let members = placements
-        .iter()
-        .take_while(|place| place.offset_bytes < window_end)
-        .count();
+    let members = placements.iter().take_while(|place| place.offset_bytes < window_end).count();
     let (inside, _) = placements.split_at(members);
     check_block(inside, stride, window_end)?;
     let capacity_bytes = mul("bytes of a buffer", stride, capacity.0)?;
     let (offset_bytes, bytes_per_block) = (first.offset_bytes, stride);
-    Ok((
-        SegmentPlan {
-            offset_bytes,
-            capacity_bytes,
-            bytes_per_block,
-        },
-        members,
-    ))
+    Ok((SegmentPlan { offset_bytes, capacity_bytes, bytes_per_block }, members))
 }
 
 /// Refuses layers that do not fill a block of their segment side by side.
@@ -124,11 +106,7 @@ fn check_gap(place: &Placement, from: u64, to: u64) -> Result<(), PlanError> {
     if from == to {
         return Ok(());
     }
-    Err(PlanError::PlacementGap {
-        layer: place.layer.clone(),
-        from,
-        to,
-    })
+    Err(PlanError::PlacementGap { layer: place.layer.clone(), from, to })
 }
 
 fn block_end(place: &Placement) -> Result<u64, LayoutError> {
@@ -137,8 +115,5 @@ fn block_end(place: &Placement) -> Result<u64, LayoutError> {
 }
 
 fn overlap(first: &Placement, second: &Placement) -> PlanError {
-    PlanError::PlacementsOverlap {
-        layer: first.layer.clone(),
-        other: second.layer.clone(),
-    }
+    PlanError::PlacementsOverlap { layer: first.layer.clone(), other: second.layer.clone() }
 }

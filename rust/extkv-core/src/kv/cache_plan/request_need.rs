@@ -22,34 +22,22 @@ pub(super) fn request_need(
 ) -> RequestNeed {
     let tokens = request.max_model_len.div_ceil(block_size.max(1));
     let blocks = |need: &RequestNeed| {
-        need.num_block_tables
-            .saturating_mul(tokens)
-            .saturating_add(need.fixed_blocks)
+        need.num_block_tables.saturating_mul(tokens).saturating_add(need.fixed_blocks)
     };
-    let needs = buffers
-        .iter()
-        .map(|buffer| buffer_need(layers, buffer, request));
+    let needs = buffers.iter().map(|buffer| buffer_need(layers, buffer, request));
     // Of equal needs the one that grows with the length.
-    needs
-        .max_by_key(|need| (blocks(need), need.num_block_tables))
-        .unwrap_or_default()
+    needs.max_by_key(|need| (blocks(need), need.num_block_tables)).unwrap_or_default()
 }
 
 /// The groups of a buffer draw different block ids from one pool, so their needs add up.
 fn buffer_need(layers: &[Layer], buffer: &Buffer, request: &RequestShape) -> RequestNeed {
     let mut need = RequestNeed::default();
     for group in &buffer.groups {
-        let mut specs = group
-            .iter()
-            .filter_map(|&index| layers.get(index))
-            .map(|l| &l.spec);
+        let mut specs = group.iter().filter_map(|&index| layers.get(index)).map(|l| &l.spec);
         if specs.clone().any(|spec| spec.grows_with_length()) {
             need.num_block_tables += 1;
         } else {
-            let most = specs
-                .by_ref()
-                .map(|spec| spec.blocks_per_request(request))
-                .max();
+            let most = specs.by_ref().map(|spec| spec.blocks_per_request(request)).max();
             need.fixed_blocks = need.fixed_blocks.saturating_add(most.unwrap_or(0));
         }
     }
@@ -58,14 +46,9 @@ fn buffer_need(layers: &[Layer], buffer: &Buffer, request: &RequestShape) -> Req
 
 /// The `block_size` of the layers that hold tokens; of a recurrent layer if none does.
 pub(super) fn block_size(layers: &[Layer]) -> Result<u64, PlanError> {
-    let mut of_tokens = layers
-        .iter()
-        .filter(|layer| layer.spec.block_shape().is_some());
+    let mut of_tokens = layers.iter().filter(|layer| layer.spec.block_shape().is_some());
     let Some(first) = of_tokens.next() else {
-        return layers
-            .first()
-            .map(|layer| layer.spec.block_size())
-            .ok_or(PlanError::NoLayers);
+        return layers.first().map(|layer| layer.spec.block_size()).ok_or(PlanError::NoLayers);
     };
     let block_size = first.spec.block_size();
     match of_tokens.find(|layer| layer.spec.block_size() != block_size) {

@@ -44,14 +44,8 @@ const BLOCK_DIM: usize = 1;
 
 impl CacheOrder {
     /// Every order.
-    pub const ALL: [Self; 6] = [
-        Self::Lbhnc,
-        Self::Lbnhc,
-        Self::Lhbnc,
-        Self::Blhnc,
-        Self::Blnhc,
-        Self::Bhlnc,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Lbhnc, Self::Lbnhc, Self::Lhbnc, Self::Blhnc, Self::Blnhc, Self::Bhlnc];
 
     /// The stride order of the logical dims `[L, B, H, N, C]`.
     #[must_use]
@@ -114,8 +108,6 @@ impl FromStr for CacheOrder {
         Self::ALL
             .into_iter()
             .find(|order| order.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| UnknownCacheOrder {
-                name: name.to_owned(),
-            })
+            .ok_or_else(|| UnknownCacheOrder { name: name.to_owned() })
     }
 }

@@ -11,6 +11,8 @@ use crate::kv::spec::{BlockId, NumBlocks};
 /// A tensor over a buffer: what `torch.as_strided` needs, but for the offset in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorView {
+    /// The state it holds; `None` for tensors of attention.
+    pub name: Option<String>,
     /// First byte, from the start of the buffer.
     pub offset_bytes: u64,
     /// The element type.
@@ -42,24 +44,11 @@ impl SizedLayout {
         let capacity_bytes = mul(what, segment_capacity_bytes, layout.num_segments())?;
         i64::try_from(capacity_bytes).map_err(|_| LayoutError::Overflow { what })?;
         let shape = (layout.dims().iter().enumerate())
-            .map(|(i, dim)| {
-                if i == layout.block_dim() {
-                    capacity.0
-                } else {
-                    dim.size
-                }
-            })
+            .map(|(i, dim)| if i == layout.block_dim() { capacity.0 } else { dim.size })
             .collect();
         let strides = strides(layout, capacity)?;
         let layout = layout.clone();
-        Ok(Self {
-            layout,
-            capacity,
-            segment_capacity_bytes,
-            capacity_bytes,
-            shape,
-            strides,
-        })
+        Ok(Self { layout, capacity, segment_capacity_bytes, capacity_bytes, shape, strides })
     }
 
     /// The layout without its number of blocks.
@@ -110,11 +99,7 @@ impl SizedLayout {
             return Err(LayoutError::IndexOutOfRange { index, shape });
         }
         // Cannot overflow: the last element is inside `capacity_bytes`.
-        let elements: u64 = index
-            .iter()
-            .zip(&self.strides)
-            .map(|(i, stride)| i * stride)
-            .sum();
+        let elements: u64 = index.iter().zip(&self.strides).map(|(i, stride)| i * stride).sum();
         Ok(elements * self.layout.dtype().size_bytes())
     }
 
@@ -124,10 +109,7 @@ impl SizedLayout {
     /// [`LayoutError::BlockOutOfRange`].
     pub fn block_ranges(&self, block: BlockId) -> Result<Vec<Range<u64>>, LayoutError> {
         if block.0 >= self.capacity.0 {
-            return Err(LayoutError::BlockOutOfRange {
-                block,
-                capacity: self.capacity,
-            });
+            return Err(LayoutError::BlockOutOfRange { block, capacity: self.capacity });
         }
         Ok(self.ranges(block.0, block.0 + 1))
     }
@@ -165,6 +147,7 @@ impl SizedLayout {
     #[must_use]
     pub fn view(&self, offset_bytes: u64) -> TensorView {
         TensorView {
+            name: None,
             offset_bytes,
             dtype: self.layout.dtype(),
             shape: self.shape.clone(),
@@ -196,10 +179,7 @@ pub(crate) fn check_growth(
     capacity: NumBlocks,
 ) -> Result<(), LayoutError> {
     if to > capacity {
-        return Err(LayoutError::TooManyBlocks {
-            requested: to,
-            capacity,
-        });
+        return Err(LayoutError::TooManyBlocks { requested: to, capacity });
     }
     if from > to {
         return Err(LayoutError::NotGrowing { from, to });

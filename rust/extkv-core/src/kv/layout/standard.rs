@@ -61,10 +61,7 @@ impl Layout {
     /// [`LayoutError::Overflow`].
     pub fn mla(spec: &MlaSpec) -> Result<Self, LayoutError> {
         let (content, dtype) = spec.content();
-        let dims = vec![
-            Dim::new("tokens", spec.block_size()),
-            Dim::new("content", content),
-        ];
+        let dims = vec![Dim::new("tokens", spec.block_size()), Dim::new("content", content)];
         Self::block_first(dims, dtype)
     }
 
@@ -79,10 +76,7 @@ fn equal_head_dim(spec: &AttentionSpec) -> Result<u64, LayoutError> {
     if head_dim == head_dim_v {
         return Ok(head_dim);
     }
-    Err(LayoutError::UnequalHeadDims {
-        head_dim,
-        head_dim_v,
-    })
+    Err(LayoutError::UnequalHeadDims { head_dim, head_dim_v })
 }
 
 fn token_dims(spec: &AttentionSpec, content: u64) -> Vec<Dim> {

@@ -36,10 +36,7 @@ impl Layout {
         }
         let mut steps = Vec::with_capacity(dims.len());
         for (index, (dim, &stride)) in dims.iter().zip(strides).enumerate() {
-            let negative = || LayoutError::NegativeStride {
-                dim: dim.name.to_string(),
-                stride,
-            };
+            let negative = || LayoutError::NegativeStride { dim: dim.name.to_string(), stride };
             let stride = u64::try_from(stride).map_err(|_| negative())?;
             steps.push(Step { index, dim, stride });
         }
@@ -59,11 +56,7 @@ struct Step<'a> {
 
 fn check_tiling(outermost_first: &[Step<'_>]) -> Result<(), LayoutError> {
     let mut span = 1;
-    for step in outermost_first
-        .iter()
-        .rev()
-        .filter(|step| step.dim.size > 1)
-    {
+    for step in outermost_first.iter().rev().filter(|step| step.dim.size > 1) {
         let (dim, stride) = (step.dim.name.to_string(), step.stride);
         if stride < span {
             return Err(LayoutError::StridesAlias { dim, stride, span });

@@ -20,28 +20,17 @@ pub struct Agreement {
 /// `max_model_len`.
 pub fn agree(plans: &[SizingPlan]) -> Result<Agreement, SizingError> {
     let first = plans.first().ok_or(SizingError::NoRanks)?;
-    let mut agreement = Agreement {
-        blocks: first.blocks,
-        limiting_rank: 0,
-    };
+    let mut agreement = Agreement { blocks: first.blocks, limiting_rank: 0 };
     for (rank, plan) in plans.iter().enumerate() {
         let settings = [
             ("block_size", first.cache.block_size, plan.cache.block_size),
             ("max_model_len", first.max_model_len, plan.max_model_len),
         ];
         if let Some((field, expected, found)) = settings.into_iter().find(|(_, a, b)| a != b) {
-            return Err(SizingError::RanksDiffer {
-                rank,
-                field,
-                expected,
-                found,
-            });
+            return Err(SizingError::RanksDiffer { rank, field, expected, found });
         }
         if plan.blocks < agreement.blocks {
-            agreement = Agreement {
-                blocks: plan.blocks,
-                limiting_rank: rank,
-            };
+            agreement = Agreement { blocks: plan.blocks, limiting_rank: rank };
         }
     }
     Ok(agreement)

@@ -143,25 +143,15 @@ pub enum SizingError {
 impl SizingError {
     pub(super) fn committed(committed: u64, free: u64, total: u64) -> Self {
         let (committed, free, total) = (Bytes(committed), Bytes(free), Bytes(total));
-        Self::CommittedExceedsTotal {
-            committed,
-            free,
-            total,
-        }
+        Self::CommittedExceedsTotal { committed, free, total }
     }
 
     pub(super) fn manual_with_extensible(requested: u64) -> Self {
-        Self::ManualSizeWithExtensible {
-            requested: Bytes(requested),
-        }
+        Self::ManualSizeWithExtensible { requested: Bytes(requested) }
     }
 
     pub(super) fn free_exceeds_total(phase: Phase, free: u64, total: u64) -> Self {
-        Self::FreeExceedsTotal {
-            phase,
-            free: Bytes(free),
-            total: Bytes(total),
-        }
+        Self::FreeExceedsTotal { phase, free: Bytes(free), total: Bytes(total) }
     }
 }
 

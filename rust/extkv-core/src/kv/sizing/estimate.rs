@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::SizingError;
+use super::error::{RecordError, SizingError};
 use super::facts::CacheFacts;
 use super::plan::SizingPlan;
 use super::reservation_blocks;
@@ -82,11 +82,24 @@ impl Estimate {
     /// [`SizingError::ModelTooLarge`]; otherwise as [`SizingPlan::new`].
     pub fn new(facts: &ModelFacts, assumptions: Assumptions) -> Result<Self, SizingError> {
         let plan = SizingPlan::new(&assumed_trace(facts, &assumptions)?)?;
-        Ok(Self {
-            plan,
-            max_num_seqs: facts.max_num_seqs,
-            assumptions,
-        })
+        Ok(Self { plan, max_num_seqs: facts.max_num_seqs, assumptions })
+    }
+
+    /// Estimates from facts and assumptions in JSON; assumptions left out have their defaults.
+    ///
+    /// # Errors
+    /// [`RecordError::Json`], [`RecordError::Sizing`].
+    pub fn from_json(facts: &str, assumptions: &str) -> Result<Self, RecordError> {
+        let facts = serde_json::from_str(facts)?;
+        Ok(Self::new(&facts, serde_json::from_str(assumptions)?)?)
+    }
+
+    /// Writes the estimate as indented JSON.
+    ///
+    /// # Errors
+    /// [`RecordError::Json`].
+    pub fn to_json(&self) -> Result<String, RecordError> {
+        Ok(serde_json::to_string_pretty(self)?)
     }
 
     /// Whether `max_num_seqs` requests of `max_model_len` tokens fit at once.
@@ -96,8 +109,7 @@ impl Estimate {
     }
 
     fn blocks_for_all(&self) -> u64 {
-        self.max_num_seqs
-            .saturating_mul(self.plan.blocks_per_request)
+        self.max_num_seqs.saturating_mul(self.plan.blocks_per_request)
     }
 
     /// The table of the plan, what all sequences need, and what was assumed.
@@ -113,11 +125,7 @@ impl Estimate {
             grouped(self.max_num_seqs),
             grouped(blocks),
             gib(bytes),
-            if self.all_sequences_fit() {
-                "they fit"
-            } else {
-                "they do not all fit"
-            },
+            if self.all_sequences_fit() { "they fit" } else { "they do not all fit" },
         );
         let assumed = &self.assumptions;
         let _ = writeln!(
@@ -166,19 +174,11 @@ fn assumed_phases(
         (Phase::Measured, 0),
     ];
     let total = facts.device_total_bytes;
-    let needed = taken
-        .iter()
-        .fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
+    let needed = taken.iter().fold(0, |sum: u64, (_, bytes)| sum.saturating_add(*bytes));
     if needed > total {
-        return Err(SizingError::ModelTooLarge {
-            needed: Bytes(needed),
-            total: Bytes(total),
-        });
+        return Err(SizingError::ModelTooLarge { needed: Bytes(needed), total: Bytes(total) });
     }
-    let mut now = MemoryReading {
-        driver_free_bytes: total,
-        ..MemoryReading::default()
-    };
+    let mut now = MemoryReading { driver_free_bytes: total, ..MemoryReading::default() };
     let phases = taken.into_iter().map(|(phase, bytes)| {
         let before = now;
         now.driver_free_bytes -= bytes;
@@ -187,11 +187,7 @@ fn assumed_phases(
             now.allocated_bytes += bytes;
             now.reserved_bytes += bytes;
         }
-        PhaseReading {
-            phase,
-            before,
-            after: now,
-        }
+        PhaseReading { phase, before, after: now }
     });
     Ok(phases.collect())
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::error::SizingError;
+use super::error::{RecordError, SizingError};
 use crate::dtype::Dtype;
 use crate::kv::checked::product;
 use crate::kv::error::LayoutError;
@@ -31,6 +31,14 @@ const fn one() -> u64 {
 }
 
 impl CacheFacts {
+    /// Writes the facts as JSON, as a trace holds them.
+    ///
+    /// # Errors
+    /// [`RecordError::Json`].
+    pub fn to_json(&self) -> Result<String, RecordError> {
+        Ok(serde_json::to_string(self)?)
+    }
+
     /// Blocks that a request of `num_tokens` holds.
     ///
     /// # Errors
@@ -40,15 +48,12 @@ impl CacheFacts {
             .div_ceil(self.block_size.max(1))
             .checked_mul(self.num_block_tables)
             .and_then(|blocks| blocks.checked_add(self.fixed_blocks_per_request))
-            .ok_or(SizingError::Overflow {
-                what: "blocks per request",
-            })
+            .ok_or(SizingError::Overflow { what: "blocks per request" })
     }
 
     /// The least that any request holds; 0 would be a cache that no request uses.
     pub(super) fn blocks_at_least(&self) -> u64 {
-        self.num_block_tables
-            .saturating_add(self.fixed_blocks_per_request)
+        self.num_block_tables.saturating_add(self.fixed_blocks_per_request)
     }
 
     /// Tokens of the longest request that `blocks` blocks hold, at most `max_model_len`.
@@ -72,9 +77,7 @@ impl CacheFacts {
     /// Bytes that one more token takes, rounded up.
     #[must_use]
     pub fn bytes_per_token(&self) -> u64 {
-        let bytes = self
-            .bytes_per_block
-            .saturating_mul(self.num_block_tables.max(1));
+        let bytes = self.bytes_per_block.saturating_mul(self.num_block_tables.max(1));
         bytes.div_ceil(self.block_size.max(1))
     }
 }
@@ -89,8 +92,5 @@ pub fn encoder_cache_bytes(
     embed_size: u64,
     dtype: Dtype,
 ) -> Result<u64, LayoutError> {
-    product(
-        "bytes of an encoder cache",
-        [cache_size, embed_size, dtype.size_bytes()],
-    )
+    product("bytes of an encoder cache", [cache_size, embed_size, dtype.size_bytes()])
 }

@@ -45,10 +45,7 @@ impl SizingPlan {
     /// [`SizingError::AbovePlan`] for more blocks than the plan has.
     pub fn at_blocks(&self, blocks: NumBlocks, limit: Limit) -> Result<Self, SizingError> {
         if blocks > self.blocks {
-            return Err(SizingError::AbovePlan {
-                requested: blocks,
-                blocks: self.blocks,
-            });
+            return Err(SizingError::AbovePlan { requested: blocks, blocks: self.blocks });
         }
         if blocks == self.blocks {
             return Ok(self.clone());

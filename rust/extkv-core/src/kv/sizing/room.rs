@@ -26,10 +26,7 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new(trace: &Trace, measured: &PhaseReading) -> Result<Self, SizingError> {
-        let physical_bytes = measured
-            .after
-            .driver_free_bytes
-            .saturating_add(trace.committed_bytes);
+        let physical_bytes = measured.after.driver_free_bytes.saturating_add(trace.committed_bytes);
         let used = trace.device_total_bytes.saturating_sub(physical_bytes);
         let foreign_bytes = trace.foreign_bytes.min(used);
         let own_bytes = used - foreign_bytes;
@@ -40,13 +37,10 @@ impl Room {
             .cache
             .num_segments
             .checked_mul(trace.granule_bytes)
-            .ok_or(SizingError::Overflow {
-                what: "rounding to granules",
-            })?;
+            .ok_or(SizingError::Overflow { what: "rounding to granules" })?;
         let usable = physical_bytes.min(by_utilization);
-        let taken = transient_bytes
-            .saturating_add(trace.reserve_bytes)
-            .saturating_add(rounding_bytes);
+        let taken =
+            transient_bytes.saturating_add(trace.reserve_bytes).saturating_add(rounding_bytes);
         Ok(Self {
             foreign_bytes,
             own_bytes,
@@ -78,11 +72,7 @@ impl Room {
             let counted_bytes = measured_bytes.min(rest);
             rest -= counted_bytes;
             if counted_bytes < measured_bytes {
-                warnings.push(Warning::PartTrimmed {
-                    part,
-                    measured_bytes,
-                    counted_bytes,
-                });
+                warnings.push(Warning::PartTrimmed { part, measured_bytes, counted_bytes });
             }
             counted_bytes
         };
@@ -114,9 +104,7 @@ fn transient_still_due(trace: &Trace, measured: &PhaseReading) -> u64 {
     let (before, after) = (&measured.before, &measured.after);
     let held = after.reserved_bytes.saturating_sub(before.reserved_bytes);
     let live = after.allocated_bytes.saturating_sub(before.allocated_bytes);
-    trace
-        .transient_peak_bytes
-        .saturating_sub(held.saturating_sub(live))
+    trace.transient_peak_bytes.saturating_sub(held.saturating_sub(live))
 }
 
 /// Live tensors that loading left, which other processes cannot disturb; the fall of free memory
@@ -127,9 +115,7 @@ fn weights(trace: &Trace) -> u64 {
     };
     let (before, after) = (&loaded.before, &loaded.after);
     match after.allocated_bytes.saturating_sub(before.allocated_bytes) {
-        0 => before
-            .driver_free_bytes
-            .saturating_sub(after.driver_free_bytes),
+        0 => before.driver_free_bytes.saturating_sub(after.driver_free_bytes),
         live => live,
     }
 }
@@ -137,14 +123,10 @@ fn weights(trace: &Trace) -> u64 {
 /// What capture keeps once caches are emptied, that is when measuring begins; 0 if memory came
 /// free meanwhile.
 fn graphs(trace: &Trace) -> u64 {
-    match (
-        trace.reading(Phase::Captured),
-        trace.reading(Phase::Measured),
-    ) {
-        (Some(captured), Some(measured)) => captured
-            .before
-            .driver_free_bytes
-            .saturating_sub(measured.before.driver_free_bytes),
+    match (trace.reading(Phase::Captured), trace.reading(Phase::Measured)) {
+        (Some(captured), Some(measured)) => {
+            captured.before.driver_free_bytes.saturating_sub(measured.before.driver_free_bytes)
+        }
         _ => 0,
     }
 }

@@ -28,9 +28,7 @@ impl SizingPlan {
             ("other processes", parts.foreign_bytes),
             ("unused", parts.unused_bytes),
         ];
-        let seen = if_seen
-            .into_iter()
-            .filter(|(_, bytes)| *bytes >= SENTENCE_FLOOR_BYTES);
+        let seen = if_seen.into_iter().filter(|(_, bytes)| *bytes >= SENTENCE_FLOOR_BYTES);
         let listed: Vec<String> = always
             .into_iter()
             .chain(seen)
@@ -54,11 +52,7 @@ impl SizingPlan {
         for (name, bytes) in self.parts.named() {
             table.push_str(&row(name, bytes, self.device_total_bytes));
         }
-        table.push_str(&row(
-            "device",
-            self.device_total_bytes,
-            self.device_total_bytes,
-        ));
+        table.push_str(&row("device", self.device_total_bytes, self.device_total_bytes));
         // Writing to a `String` cannot fail.
         let _ = writeln!(
             table,

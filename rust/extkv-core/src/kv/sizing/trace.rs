@@ -134,9 +134,7 @@ impl Trace {
         self.check_phases()?;
         let missing = |phase| SizingError::MissingPhase { phase };
         self.reading(Phase::Start).ok_or(missing(Phase::Start))?;
-        let measured = *self
-            .reading(Phase::Measured)
-            .ok_or(missing(Phase::Measured))?;
+        let measured = *self.reading(Phase::Measured).ok_or(missing(Phase::Measured))?;
         let free = measured.after.driver_free_bytes;
         let fits = free.checked_add(self.committed_bytes);
         if fits.is_none_or(|bytes| bytes > self.device_total_bytes) {
@@ -162,14 +160,8 @@ impl Trace {
             ("block_size", self.cache.block_size),
             ("max_model_len", self.max_model_len),
             ("num_block_tables", self.cache.blocks_at_least()),
-            (
-                "reserved_blocks",
-                self.reserved_blocks.map_or(1, |blocks| blocks.0),
-            ),
-            (
-                "kv_cache_memory_bytes",
-                self.kv_cache_memory_bytes.unwrap_or(1),
-            ),
+            ("reserved_blocks", self.reserved_blocks.map_or(1, |blocks| blocks.0)),
+            ("kv_cache_memory_bytes", self.kv_cache_memory_bytes.unwrap_or(1)),
         ];
         match fields.into_iter().find(|(_, value)| *value == 0) {
             Some((field, _)) => Err(SizingError::ZeroField { field }),
@@ -188,10 +180,7 @@ impl Trace {
         }
         let total = self.device_total_bytes;
         for reading in &self.phases {
-            let free = reading
-                .before
-                .driver_free_bytes
-                .max(reading.after.driver_free_bytes);
+            let free = reading.before.driver_free_bytes.max(reading.after.driver_free_bytes);
             if free > total {
                 return Err(SizingError::free_exceeds_total(reading.phase, free, total));
             }

@@ -15,9 +15,7 @@ const MILLION: u32 = 1_000_000;
 
 impl Utilization {
     /// The whole device.
-    pub const FULL: Self = Self {
-        parts_per_million: MILLION,
-    };
+    pub const FULL: Self = Self { parts_per_million: MILLION };
 
     /// Reads a ratio such as 0.92.
     ///

@@ -124,10 +124,7 @@ impl fmt::Display for Warning {
                 "{} more were free after capture than before; graphs are counted as 0",
                 Bytes(*bytes)
             ),
-            Self::PeakAboveTransient {
-                stated_bytes,
-                seen_bytes,
-            } => write!(
+            Self::PeakAboveTransient { stated_bytes, seen_bytes } => write!(
                 f,
                 "the allocator's peak rose by {} while measuring, {} are stated; was the peak \
                  reset before?",
@@ -137,20 +134,13 @@ impl fmt::Display for Warning {
             Self::ClampedToReservation { fitting, reserved } => {
                 write!(f, "{fitting} blocks fit, the reservation holds {reserved}")
             }
-            Self::ManualSizeNearFree {
-                requested_bytes,
-                free_bytes,
-            } => write!(
+            Self::ManualSizeNearFree { requested_bytes, free_bytes } => write!(
                 f,
                 "kv_cache_memory_bytes = {} takes nearly all of the {} free",
                 Bytes(*requested_bytes),
                 Bytes(*free_bytes)
             ),
-            Self::PartTrimmed {
-                part,
-                measured_bytes,
-                counted_bytes,
-            } => write!(
+            Self::PartTrimmed { part, measured_bytes, counted_bytes } => write!(
                 f,
                 "{part:?} measured as {}, but only {} are left of used memory",
                 Bytes(*measured_bytes),
@@ -213,14 +203,9 @@ fn negative_graphs(trace: &Trace) -> Option<Warning> {
 
 fn peak_above_transient(trace: &Trace) -> Option<Warning> {
     let PhaseReading { before, after, .. } = trace.reading(Phase::Measured)?;
-    let seen_bytes = after
-        .peak_allocated_bytes
-        .saturating_sub(before.allocated_bytes);
+    let seen_bytes = after.peak_allocated_bytes.saturating_sub(before.allocated_bytes);
     let stated_bytes = trace.transient_peak_bytes;
-    let warning = Warning::PeakAboveTransient {
-        stated_bytes,
-        seen_bytes,
-    };
+    let warning = Warning::PeakAboveTransient { stated_bytes, seen_bytes };
     (seen_bytes > stated_bytes).then_some(warning)
 }
 
@@ -233,14 +218,8 @@ enum Drift {
 impl Drift {
     fn between(before: &MemoryReading, after: &MemoryReading) -> Self {
         // What is free or held by the allocator changes only through others.
-        let had = before
-            .driver_free_bytes
-            .saturating_add(before.reserved_bytes);
+        let had = before.driver_free_bytes.saturating_add(before.reserved_bytes);
         let has = after.driver_free_bytes.saturating_add(after.reserved_bytes);
-        if has >= had {
-            Self::Rose(has - had)
-        } else {
-            Self::Fell(had - has)
-        }
+        if has >= had { Self::Rose(has - had) } else { Self::Fell(had - has) }
     }
 }

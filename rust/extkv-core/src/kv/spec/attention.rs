@@ -5,7 +5,7 @@ use crate::kv::checked::{add, mul, non_zero, product};
 use crate::kv::error::LayoutError;
 
 /// Keys and values of one attention layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AttentionSpec {
     block_size: u64,
     num_kv_heads: u64,
@@ -46,17 +46,8 @@ impl AttentionSpec {
         let what = "bytes per block of an attention layer";
         let head_dim_v = non_zero("head_dim_v", head_dim_v)?;
         let content = add(what, self.head_dim, head_dim_v)?;
-        let sizes = [
-            self.block_size,
-            self.num_kv_heads,
-            content,
-            self.dtype.size_bytes(),
-        ];
-        Ok(Self {
-            head_dim_v,
-            bytes_per_block: product(what, sizes)?,
-            ..self
-        })
+        let sizes = [self.block_size, self.num_kv_heads, content, self.dtype.size_bytes()];
+        Ok(Self { head_dim_v, bytes_per_block: product(what, sizes)?, ..self })
     }
 
     /// Tokens per block.
@@ -97,7 +88,7 @@ impl AttentionSpec {
 }
 
 /// How an MLA layer stores the latent of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MlaFormat {
     /// Plain elements: the compressed latent, then the rotary part (DeepSeek: 512 + 64 = 576).
     Latent {
@@ -115,7 +106,7 @@ pub enum MlaFormat {
 pub const FP8_DS_MLA_BYTES_PER_TOKEN: u64 = 656;
 
 /// The latent of one multi-head latent attention layer; it has one head and no separate values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MlaSpec {
     block_size: u64,
     format: MlaFormat,
@@ -132,18 +123,12 @@ impl MlaSpec {
         let what = "bytes per block of an MLA layer";
         non_zero("block_size", block_size)?;
         let bytes_per_token = match format {
-            MlaFormat::Latent { latent_dim, dtype } => mul(
-                what,
-                non_zero("latent_dim", latent_dim)?,
-                dtype.size_bytes(),
-            )?,
+            MlaFormat::Latent { latent_dim, dtype } => {
+                mul(what, non_zero("latent_dim", latent_dim)?, dtype.size_bytes())?
+            }
             MlaFormat::Fp8DsMla => FP8_DS_MLA_BYTES_PER_TOKEN,
         };
-        Ok(Self {
-            block_size,
-            format,
-            bytes_per_block: mul(what, block_size, bytes_per_token)?,
-        })
+        Ok(Self { block_size, format, bytes_per_block: mul(what, block_size, bytes_per_token)? })
     }
 
     /// Tokens per block.

@@ -10,7 +10,7 @@ use crate::kv::error::LayoutError;
 use crate::units::Bytes;
 
 /// What one recurrent layer caches.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MambaSpec {
     block_size: u64,
     num_speculative_tokens: u64,
@@ -33,12 +33,7 @@ impl MambaSpec {
         non_zero("block_size", block_size)?;
         let block = StateBlock::pack(states, num_speculative_tokens)?;
         let needed_bytes = block.bytes_per_block();
-        Ok(Self {
-            block_size,
-            num_speculative_tokens,
-            needed_bytes,
-            block,
-        })
+        Ok(Self { block_size, num_speculative_tokens, needed_bytes, block })
     }
 
     /// Takes the states of one block from offsets that a layer reports, already widened.
@@ -52,12 +47,7 @@ impl MambaSpec {
     ) -> Result<Self, LayoutError> {
         non_zero("block_size", block_size)?;
         let needed_bytes = block.bytes_per_block();
-        Ok(Self {
-            block_size,
-            num_speculative_tokens,
-            needed_bytes,
-            block,
-        })
+        Ok(Self { block_size, num_speculative_tokens, needed_bytes, block })
     }
 
     /// Pads the block to `bytes`, for a pool that other layers share.

@@ -6,7 +6,7 @@ use crate::kv::error::LayoutError;
 use crate::units::Bytes;
 
 /// One state of a recurrent layer, for one request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StateSpec {
     name: String,
     shape: Vec<u64>,
@@ -27,16 +27,9 @@ impl StateSpec {
     ) -> Result<Self, LayoutError> {
         let (name, shape) = (name.into(), shape.into());
         if let Some(dim) = shape.iter().position(|&size| size == 0) {
-            return Err(LayoutError::ZeroDim {
-                dim: format!("{name}[{dim}]"),
-            });
+            return Err(LayoutError::ZeroDim { dim: format!("{name}[{dim}]") });
         }
-        Ok(Self {
-            name,
-            shape,
-            dtype,
-            speculative_dim: None,
-        })
+        Ok(Self { name, shape, dtype, speculative_dim: None })
     }
 
     /// Makes dim `dim` one longer for each speculated token, so that a rejected token can be
@@ -47,11 +40,7 @@ impl StateSpec {
     pub fn widened_along(mut self, dim: usize) -> Result<Self, LayoutError> {
         let num_dims = self.shape.len();
         if dim >= num_dims {
-            return Err(LayoutError::SpeculativeDim {
-                state: self.name,
-                dim,
-                num_dims,
-            });
+            return Err(LayoutError::SpeculativeDim { state: self.name, dim, num_dims });
         }
         self.speculative_dim = Some(dim);
         Ok(self)
@@ -71,7 +60,7 @@ impl StateSpec {
 }
 
 /// One state tensor inside a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StateTensor {
     /// The state's name.
     pub name: String,
@@ -87,11 +76,7 @@ impl StateTensor {
     fn end_bytes(&self) -> Result<u64, LayoutError> {
         let what = "bytes of a state";
         let elements = product(what, self.shape.iter().copied())?;
-        add(
-            what,
-            self.offset_bytes,
-            mul(what, elements, self.dtype.size_bytes())?,
-        )
+        add(what, self.offset_bytes, mul(what, elements, self.dtype.size_bytes())?)
     }
 }
 
@@ -99,7 +84,7 @@ impl StateTensor {
 ///
 /// Element `i` (row-major) of state `s` in block `b` is at byte
 /// `b * bytes_per_block + s.offset_bytes + i * s.dtype.size_bytes()`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StateBlock {
     tensors: Vec<StateTensor>,
     bytes_per_block: u64,
@@ -119,12 +104,7 @@ impl StateBlock {
             let offset_bytes = round_up(what, end, state.dtype.size_bytes())?;
             let shape = state.shape_with(num_speculative_tokens)?;
             let (name, dtype) = (state.name.clone(), state.dtype);
-            let tensor = StateTensor {
-                name,
-                offset_bytes,
-                shape,
-                dtype,
-            };
+            let tensor = StateTensor { name, offset_bytes, shape, dtype };
             end = tensor.end_bytes()?;
             tensors.push(tensor);
         }
@@ -164,10 +144,7 @@ impl StateBlock {
                 return Err(LayoutError::StatesOverlap { first, second });
             }
         }
-        Ok(Self {
-            tensors,
-            bytes_per_block,
-        })
+        Ok(Self { tensors, bytes_per_block })
     }
 
     /// The same states in a block of `bytes`.
@@ -199,38 +176,21 @@ impl StateBlock {
 
 fn alignment_bytes(tensors: &[StateTensor]) -> u64 {
     // Element sizes are powers of two, so the largest is a multiple of the others.
-    tensors
-        .iter()
-        .map(|tensor| tensor.dtype.size_bytes())
-        .max()
-        .unwrap_or(1)
+    tensors.iter().map(|tensor| tensor.dtype.size_bytes()).max().unwrap_or(1)
 }
 
 fn check_inside(tensor: &StateTensor, bytes_per_block: u64) -> Result<(), LayoutError> {
     let state = tensor.name.clone();
     if let Some(dim) = tensor.shape.iter().position(|&size| size == 0) {
-        return Err(LayoutError::ZeroDim {
-            dim: format!("{state}[{dim}]"),
-        });
+        return Err(LayoutError::ZeroDim { dim: format!("{state}[{dim}]") });
     }
-    if !tensor
-        .offset_bytes
-        .is_multiple_of(tensor.dtype.size_bytes())
-    {
+    if !tensor.offset_bytes.is_multiple_of(tensor.dtype.size_bytes()) {
         let (offset, dtype) = (tensor.offset_bytes, tensor.dtype);
-        return Err(LayoutError::StateMisaligned {
-            state,
-            offset,
-            dtype,
-        });
+        return Err(LayoutError::StateMisaligned { state, offset, dtype });
     }
     let end = tensor.end_bytes()?;
     if end > bytes_per_block {
-        return Err(LayoutError::StateOutsideBlock {
-            state,
-            end,
-            bytes_per_block,
-        });
+        return Err(LayoutError::StateOutsideBlock { state, end, bytes_per_block });
     }
     Ok(())
 }
