@@ -15,6 +15,7 @@ from extkv.device import (
     set_host_memory_budget,
 )
 from extkv.errors import (
+    CacheTooSmallError,
     CapacityError,
     DriverError,
     DriverUnavailableError,
@@ -23,12 +24,16 @@ from extkv.errors import (
     FreedError,
     GrowOnlyError,
     InvalidArgumentError,
+    LayoutError,
     LiveViewsError,
     MappingLimitError,
     ModelFileError,
     NoSuchDeviceError,
     OutOfMemoryError,
     PoisonedError,
+    RankError,
+    SizingError,
+    SizingOrderError,
     StaleGrowthError,
 )
 from extkv.tensor import (
@@ -42,6 +47,7 @@ from extkv.tensor import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheTooSmallError",
     "CapacityError",
     "DeviceReport",
     "DriverCallStats",
@@ -53,6 +59,7 @@ __all__ = [
     "FreedError",
     "GrowOnlyError",
     "InvalidArgumentError",
+    "LayoutError",
     "LiveViewsError",
     "MappingLimitError",
     "MemoryInfo",
@@ -61,6 +68,9 @@ __all__ = [
     "NoSuchDeviceError",
     "OutOfMemoryError",
     "PoisonedError",
+    "RankError",
+    "SizingError",
+    "SizingOrderError",
     "StaleGrowthError",
     "__version__",
     "cuda_is_available",

@@ -93,5 +93,44 @@ class MappingLimitError(DriverError, MemoryError):
     """The process holds as many memory mappings as the kernel allows (`vm.max_map_count`)."""
 
 
+class LayoutError(InvalidArgumentError):
+    """A spec, a layout or a cache plan cannot be, or was asked about blocks it does not have."""
+
+
+class SizingError(ExtkvError, ValueError):
+    """A size of the cache cannot be given; the message says why and what to change."""
+
+
+class CacheTooSmallError(SizingError, MemoryError):
+    """Too few blocks fit for one request of the longest length.
+
+    Attributes:
+        longest_len: Tokens of the longest request that fits.
+        needed_blocks: Blocks that one request of `max_model_len` tokens needs.
+        available_blocks: Blocks that fit.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        longest_len: int = 0,
+        needed_blocks: int = 0,
+        available_blocks: int = 0,
+    ) -> None:
+        super().__init__(message)
+        self.longest_len = longest_len
+        self.needed_blocks = needed_blocks
+        self.available_blocks = available_blocks
+
+
+class RankError(ExtkvError, RuntimeError):
+    """Ranks could not agree; every rank raises it and keeps its old state."""
+
+
+class SizingOrderError(ExtkvError, RuntimeError):
+    """The steps of sizing were called in an order that cannot work."""
+
+
 class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""

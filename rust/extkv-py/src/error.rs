@@ -1,50 +1,105 @@
 //! Core errors as the Python classes of `extkv.errors`, chosen by variant.
 
+use extkv_core::dtype::UnknownDtype;
+use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
 use extkv_core::{DriverError, Error, ProbeError};
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
 /// A core error on its way to Python.
 #[derive(Debug)]
-pub(crate) struct BindingError(Error);
+pub(crate) enum BindingError {
+    Memory(Error),
+    Layout(PlanError),
+    Sizing(SizingError),
+    Record(RecordError),
+    Dtype(UnknownDtype),
+    CacheOrder(UnknownCacheOrder),
+}
 
 /// Result of a binding function.
 pub(crate) type BindingResult<T> = Result<T, BindingError>;
 
-impl From<Error> for BindingError {
-    fn from(error: Error) -> Self {
-        Self(error)
-    }
+macro_rules! from_core {
+    ($($source:ty => $variant:ident),* $(,)?) => {$(
+        impl From<$source> for BindingError {
+            fn from(error: $source) -> Self {
+                Self::$variant(error.into())
+            }
+        }
+    )*};
 }
 
-impl From<ProbeError> for BindingError {
-    fn from(error: ProbeError) -> Self {
-        Self(error.into())
-    }
+from_core! {
+    Error => Memory,
+    ProbeError => Memory,
+    DriverError => Memory,
+    PlanError => Layout,
+    LayoutError => Layout,
+    SizingError => Sizing,
+    UnknownDtype => Dtype,
+    UnknownCacheOrder => CacheOrder,
 }
 
-impl From<DriverError> for BindingError {
-    fn from(error: DriverError) -> Self {
-        Self(error.into())
+impl From<RecordError> for BindingError {
+    fn from(error: RecordError) -> Self {
+        match error {
+            RecordError::Sizing(error) => Self::Sizing(error),
+            error => Self::Record(error),
+        }
     }
 }
 
 impl From<BindingError> for PyErr {
     fn from(error: BindingError) -> Self {
-        Python::attach(|py| to_python(py, &error.0).unwrap_or_else(|failure| failure))
+        Python::attach(|py| to_python(py, &error).unwrap_or_else(|failure| failure))
     }
 }
 
-fn to_python(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
-    let class = py.import("extkv.errors")?.getattr(class_name(error))?;
-    let value = class.call((message(error),), Some(&attributes(py, error)?))?;
+/// The error of an argument that fits no unsigned 64-bit number; others pass.
+pub(crate) fn out_of_range(value: Borrowed<'_, '_, PyAny>, error: PyErr) -> PyErr {
+    let py = value.py();
+    if !error.is_instance_of::<PyOverflowError>(py) {
+        return error;
+    }
+    let text = format!("expected a number in [0, 2**64), got {}", &*value);
+    raised(py, "InvalidArgumentError", text, &PyDict::new(py)).unwrap_or_else(|failure| failure)
+}
+
+fn to_python(py: Python<'_>, error: &BindingError) -> PyResult<PyErr> {
+    let attributes = attributes(py, error)?;
+    raised(py, class_name(error), message(error.source()), &attributes)
+}
+
+fn raised(
+    py: Python<'_>,
+    class_name: &str,
+    message: String,
+    attributes: &Bound<'_, PyDict>,
+) -> PyResult<PyErr> {
+    let class = py.import("extkv.errors")?.getattr(class_name)?;
+    let value = class.call((message,), Some(attributes))?;
     Ok(PyErr::from_value(value))
 }
 
+impl BindingError {
+    fn source(&self) -> &(dyn std::error::Error + 'static) {
+        match self {
+            Self::Memory(error) => error,
+            Self::Layout(error) => error,
+            Self::Sizing(error) => error,
+            Self::Record(error) => error,
+            Self::Dtype(error) => error,
+            Self::CacheOrder(error) => error,
+        }
+    }
+}
+
 /// The error and its causes, as one line.
-fn message(error: &Error) -> String {
+fn message(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
+    let mut cause = error.source();
     while let Some(source) = cause {
         text = format!("{text} ({source})");
         cause = source.source();
@@ -52,7 +107,19 @@ fn message(error: &Error) -> String {
     text
 }
 
-fn class_name(error: &Error) -> &'static str {
+fn class_name(error: &BindingError) -> &'static str {
+    match error {
+        BindingError::Memory(error) => memory_class_name(error),
+        BindingError::Layout(_) => "LayoutError",
+        BindingError::Sizing(SizingError::TooSmallForOneRequest { .. }) => "CacheTooSmallError",
+        BindingError::Sizing(_) => "SizingError",
+        BindingError::Record(_) | BindingError::Dtype(_) | BindingError::CacheOrder(_) => {
+            "InvalidArgumentError"
+        }
+    }
+}
+
+fn memory_class_name(error: &Error) -> &'static str {
     match error {
         Error::OutOfMemory { .. } | Error::AddressSpaceExhausted { .. } => "OutOfMemoryError",
         Error::CapacityExceeded { .. } => "CapacityError",
@@ -81,7 +148,25 @@ fn class_name(error: &Error) -> &'static str {
     }
 }
 
-fn attributes<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> {
+fn attributes<'py>(py: Python<'py>, error: &BindingError) -> PyResult<Bound<'py, PyDict>> {
+    match error {
+        BindingError::Memory(error) => memory_attributes(py, error),
+        BindingError::Sizing(SizingError::TooSmallForOneRequest {
+            needed,
+            blocks,
+            longest,
+            ..
+        }) => [
+            ("longest_len", *longest),
+            ("needed_blocks", needed.0),
+            ("available_blocks", blocks.0),
+        ]
+        .into_py_dict(py),
+        _ => Ok(PyDict::new(py)),
+    }
+}
+
+fn memory_attributes<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> {
     match error {
         Error::OutOfMemory {
             requested,

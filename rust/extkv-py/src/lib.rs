@@ -3,7 +3,9 @@
 mod device;
 mod dlpack;
 mod error;
+mod kv;
 mod memory;
+mod sizing;
 
 use pyo3::prelude::*;
 
@@ -13,5 +15,16 @@ mod _extkv {
     #[pymodule_export]
     use super::device::{PyDevice, cuda_device_count, host_memory_info, set_host_memory_budget};
     #[pymodule_export]
-    use super::memory::{PyBuffer, grow_together, shrink_together};
+    use super::kv::{
+        PyCachePlan, PyKvSpec, PyLayer, PyLayout, common_block_bytes, dtype_of, hybrid_layers,
+    };
+    #[pymodule_export]
+    use super::memory::{
+        PyBuffer, PyPreparedGrowth, grow_together, prepare_together, shrink_together,
+    };
+    #[pymodule_export]
+    use super::sizing::{
+        agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,
+        reservation_blocks, size_from_trace,
+    };
 }

@@ -1,9 +1,12 @@
 //! Growable buffers.
 
+use std::sync::{Mutex, PoisonError};
+
 use extkv_core::Error;
 use extkv_core::driver::{DriverCall, Fence};
 use extkv_core::memory::{
-    BufferOptions, BufferStats, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, SegmentLayout,
+    BufferOptions, BufferStats, ChunkPolicy, ChunkSize, GrowableBuffer, Growth, PreparedGrowth,
+    SegmentLayout,
 };
 use extkv_core::units::tensor_bytes;
 use pyo3::prelude::*;
@@ -81,6 +84,12 @@ impl PyBuffer {
     #[getter]
     fn reserved_bytes(&self) -> u64 {
         self.inner.reserved_bytes()
+    }
+
+    /// Bytes of all segments together.
+    #[getter]
+    fn capacity_bytes(&self) -> u64 {
+        self.inner.layout().total()
     }
 
     /// Bytes per granule.
@@ -187,6 +196,50 @@ pub(crate) fn shrink_together(
     let targets: Vec<_> = buffers.iter().map(|b| &b.get().inner).zip(sizes).collect();
     let fence = streams.as_deref().map_or(Fence::Device, Fence::Streams);
     Ok(py.detach(|| extkv_core::memory::shrink_together(&targets, fence))?)
+}
+
+/// Physical memory created for a growth that is not mapped yet.
+#[pyclass(frozen, name = "PreparedGrowth", module = "extkv._extkv")]
+pub(crate) struct PyPreparedGrowth {
+    inner: Mutex<Option<PreparedGrowth>>,
+}
+
+impl PyPreparedGrowth {
+    fn take(&self) -> Option<PreparedGrowth> {
+        self.inner
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+}
+
+#[pymethods]
+impl PyPreparedGrowth {
+    /// Map, zero and publish. Works once.
+    fn commit(&self, py: Python<'_>, zero_new: bool) -> BindingResult<()> {
+        let prepared = self.take().ok_or(Error::StalePrepared)?;
+        Ok(py.detach(|| prepared.commit(zero_new))?)
+    }
+
+    /// Release the memory. Does nothing the second time.
+    fn release(&self, py: Python<'_>) {
+        let prepared = self.take();
+        py.detach(|| drop(prepared));
+    }
+}
+
+/// Create the physical memory of a growth and map none of it.
+#[pyfunction]
+pub(crate) fn prepare_together(
+    py: Python<'_>,
+    buffers: Vec<Py<PyBuffer>>,
+    sizes: Vec<u64>,
+) -> BindingResult<PyPreparedGrowth> {
+    let targets: Vec<_> = buffers.iter().map(|b| &b.get().inner).zip(sizes).collect();
+    let prepared = py.detach(|| extkv_core::memory::prepare_together(&targets))?;
+    Ok(PyPreparedGrowth {
+        inner: Mutex::new(Some(prepared)),
+    })
 }
 
 fn stats_dict<'py>(py: Python<'py>, stats: &BufferStats) -> PyResult<Bound<'py, PyDict>> {
