@@ -14,13 +14,13 @@ spec = FullAttentionSpec(block_size=16, num_kv_heads=8, head_dim=128, dtype="bfl
 sizer = SizeAfterCapture([Layer("layers.0", spec)], device=device, max_model_len=4096)
 cache = sizer.reserve()  # address space for the whole device, memory for one block
 keys, values = cache.tensors()["layers.0"].unbind(0)  # final shapes, final addresses
-block = torch.zeros((), dtype=torch.int64, device=device)
+block = torch.zeros(1, dtype=torch.int64, device=device)
 
 
 def step() -> None:
     """Write into the block that `block` names, as a decode step would."""
-    keys[block] = 1.0
-    values[block] = 2.0
+    keys.index_fill_(0, block, 1.0)
+    values.index_fill_(0, block, 2.0)
 
 
 replay = step

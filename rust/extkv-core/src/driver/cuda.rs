@@ -217,9 +217,12 @@ impl CudaDriver {
 
     /// Makes the primary context current until the guard drops.
     fn enter(&self, call: DriverCall) -> DriverResult<ContextGuard<'_>> {
-        self.library.push_context(self.context).map_err(|code| self.error(call, code))?;
+        let is_current = self.library.current_context() == Ok(self.context);
+        if !is_current {
+            self.library.push_context(self.context).map_err(|code| self.error(call, code))?;
+        }
         let previous_mode = self.library.exchange_capture_mode(CAPTURE_MODE_RELAXED).ok();
-        Ok(ContextGuard { library: &self.library, previous_mode })
+        Ok(ContextGuard { library: &self.library, previous_mode, is_pushed: !is_current })
     }
 
     /// Runs one driver call in the primary context.
@@ -404,6 +407,7 @@ impl VmmDriver for CudaDriver {
 struct ContextGuard<'a> {
     library: &'a CudaLibrary,
     previous_mode: Option<u32>,
+    is_pushed: bool,
 }
 
 impl Drop for ContextGuard<'_> {
@@ -411,7 +415,9 @@ impl Drop for ContextGuard<'_> {
         if let Some(mode) = self.previous_mode {
             let _ = self.library.exchange_capture_mode(mode);
         }
-        // Pops the context that `enter` pushed; the stack below it was never touched.
-        let _ = self.library.pop_context();
+        if self.is_pushed {
+            // Pops the context that `enter` pushed; the stack below it was never touched.
+            let _ = self.library.pop_context();
+        }
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Set-access costs time per handle and network cards register handles one by one, so few large
 //! handles are better than many granules; unmapping works on whole handles, so one handle for
-//! everything could never shrink. The automatic size is the larger of 1/16 of what a growth adds
-//! and 1/64 of what the segment holds already, and no handle crosses the start of a segment: a
-//! growth makes about 16 handles and one per segment, and shrinking is never much coarser than the
-//! growth it takes back. See `bench/memory/bench_commit.py`.
+//! everything could never shrink. The automatic size is the larger of 1/16 of what a growth adds,
+//! over all its buffers, and 1/64 of what the segment holds already, and no handle crosses the
+//! start of a segment: a growth makes about 16 handles and one per segment, and shrinking is never
+//! much coarser than the growth it takes back. See `bench/memory/bench_commit.py`.
 //!
 //! A buffer that grows granule by granule must not collect a handle per granule for ever. With
 //! [`Growth::Geometric`] a growth adds at least 1/64 of what its segment holds, so a segment of `n`
@@ -73,14 +73,15 @@ impl ChunkPolicy {
 
     /// Cuts runs of granules into handles: at the starts of segments, and at the largest size.
     ///
-    /// `segments` holds each segment's first granule and the number of granules it holds.
+    /// `segments` holds each segment's first granule and the number of granules it holds;
+    /// `num_added` is the number of granules that the growth adds over all its buffers.
     pub(crate) fn cut(
         &self,
         runs: &[GranuleRange],
         segments: &[(u64, u64)],
+        num_added: u64,
         granule: u64,
     ) -> Vec<GranuleRange> {
-        let num_added: u64 = runs.iter().map(|run| run.len()).sum();
         let max_granules = |num_held: u64| match self.size {
             ChunkSize::Automatic => {
                 num_added.div_ceil(GROWTH_DIVISOR).max(num_held.div_ceil(HELD_DIVISOR)).max(1)
@@ -121,28 +122,29 @@ mod tests {
     fn cuts_at_borders_and_at_the_largest_size() {
         let exact = policy(ChunkSize::AtMost(30), Growth::Exact);
         let segments = [(0, 0), (4, 0), (8, 0)];
-        let chunks = exact.cut(&[range(0, 7), range(9, 10)], &segments, 10);
+        let chunks = exact.cut(&[range(0, 7), range(9, 10)], &segments, 8, 10);
         assert_eq!(chunks, [range(0, 3), range(3, 4), range(4, 7), range(9, 10)]);
     }
 
     #[test]
     fn one_handle_per_run_still_stops_at_borders() {
         let whole = policy(ChunkSize::WholeRun, Growth::Exact);
-        let chunks = whole.cut(&[range(0, 8)], &[(0, 0), (4, 0)], 10);
+        let chunks = whole.cut(&[range(0, 8)], &[(0, 0), (4, 0)], 8, 10);
         assert_eq!(chunks, [range(0, 4), range(4, 8)]);
     }
 
     #[test]
     fn a_largest_size_below_a_granule_is_one_granule() {
         let tiny = policy(ChunkSize::AtMost(1), Growth::Exact);
-        assert_eq!(tiny.cut(&[range(0, 2)], &[(0, 0)], 10), [range(0, 1), range(1, 2)]);
+        assert_eq!(tiny.cut(&[range(0, 2)], &[(0, 0)], 2, 10), [range(0, 1), range(1, 2)]);
     }
 
     #[test]
     fn automatic_size_follows_the_growth_and_what_is_held() {
         let automatic = policy(ChunkSize::Automatic, Growth::Exact);
         let sizes = |runs: &[GranuleRange], segments: &[(u64, u64)]| -> Vec<u64> {
-            automatic.cut(runs, segments, 10).iter().map(|chunk| chunk.len()).collect()
+            let num_added = runs.iter().map(|run| run.len()).sum();
+            automatic.cut(runs, segments, num_added, 10).iter().map(|chunk| chunk.len()).collect()
         };
         assert_eq!(sizes(&[range(0, 16)], &[(0, 0)]), [1; 16]);
         assert_eq!(sizes(&[range(0, 160)], &[(0, 0)]), [10; 16]);
@@ -150,6 +152,8 @@ mod tests {
         // Two segments: each is cut by what it holds itself.
         let both = sizes(&[range(128, 136), range(500, 508)], &[(0, 128), (500, 0)]);
         assert_eq!(both, [2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1]);
+        // A growth of many buffers is cut by what it adds in all of them.
+        assert_eq!(automatic.cut(&[range(0, 16)], &[(0, 0)], 16 * 20, 10).len(), 1);
     }
 
     #[test]

@@ -204,12 +204,11 @@ impl Reservation {
         Ok(())
     }
 
-    /// Sets byte ranges of the reservation to zero and waits until they are.
-    pub(crate) fn zero(&self, ranges: &[(u64, u64)]) -> DriverResult<()> {
-        for (start, end) in ranges.iter().copied() {
-            self.driver.fill(self.base + start, end - start, 0)?;
-        }
-        if ranges.is_empty() { Ok(()) } else { self.driver.synchronize(Fence::Fills) }
+    /// Starts to set byte ranges of the reservation to zero; a fence on fills tells the end.
+    pub(crate) fn start_zeroing(&self, ranges: &[(u64, u64)]) -> DriverResult<()> {
+        ranges
+            .iter()
+            .try_for_each(|(start, end)| self.driver.fill(self.base + start, end - start, 0))
     }
 
     /// Gives everything back: waits for the device, unmaps, releases, frees the address range.

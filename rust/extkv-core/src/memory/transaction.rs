@@ -9,7 +9,7 @@ use super::chunking::Growth;
 use super::granules::{GranuleRange, merged};
 use super::physical::Chunk;
 use super::reservation::VerbError;
-use crate::driver::VmmDriver;
+use crate::driver::{Fence, VmmDriver};
 use crate::error::{DriverError, Error, Result};
 use crate::units::Bytes;
 
@@ -59,7 +59,11 @@ impl Share<'_> {
         ranges.into_iter().flat_map(|range| backed.missing_runs(range)).collect()
     }
 
-    fn create(&self, growth: Growth) -> std::result::Result<Vec<Chunk>, DriverError> {
+    fn create(
+        &self,
+        runs: &[GranuleRange],
+        num_added: u64,
+    ) -> std::result::Result<Vec<Chunk>, DriverError> {
         let granule = self.buffer.granule;
         let segments: Vec<(u64, u64)> = self
             .buffer
@@ -72,7 +76,7 @@ impl Share<'_> {
                 (segment.offset / granule, held.len())
             })
             .collect();
-        let chunks = self.buffer.policy.cut(&self.missing(growth), &segments, granule);
+        let chunks = self.buffer.policy.cut(runs, &segments, num_added, granule);
         self.state.reservation.create(&chunks)
     }
 
@@ -121,9 +125,11 @@ fn push_range(ranges: &mut Vec<(u64, u64)>, start: u64, end: u64) {
 /// Creates all physical memory that the shares need, or none.
 pub(crate) fn create(shares: &[Share<'_>]) -> Result<Vec<Vec<Chunk>>> {
     let attempt = |growth: Growth| {
+        let missing: Vec<_> = shares.iter().map(|share| share.missing(growth)).collect();
+        let num_added = missing.iter().flatten().map(|run| run.len()).sum();
         let mut chunks = Vec::with_capacity(shares.len());
-        for (index, share) in shares.iter().enumerate() {
-            chunks.push(share.create(growth).map_err(|error| (index, error))?);
+        for (index, (share, runs)) in shares.iter().zip(&missing).enumerate() {
+            chunks.push(share.create(runs, num_added).map_err(|error| (index, error))?);
         }
         Ok(chunks)
     };
@@ -152,13 +158,8 @@ pub(crate) fn finish(
             return Err(undo(shares, index, chunks, source));
         }
     }
-    if zero_new {
-        for index in 0..shares.len() {
-            let dirty = shares[index].dirty_ranges();
-            if let Err(source) = shares[index].state.reservation.zero(&dirty) {
-                return Err(undo(shares, shares.len(), chunks, source));
-            }
-        }
+    if zero_new && let Err(source) = zero(shares) {
+        return Err(undo(shares, shares.len(), chunks, source));
     }
     for (share, chunks) in shares.iter_mut().zip(chunks) {
         share.state.reservation.install(chunks);
@@ -168,6 +169,29 @@ pub(crate) fn finish(
         }
     }
     Ok(())
+}
+
+/// Zeroes the new bytes of all shares: starts every fill, then waits for them.
+fn zero(shares: &[Share<'_>]) -> std::result::Result<(), DriverError> {
+    let mut started = Vec::with_capacity(shares.len());
+    let mut result = Ok(());
+    for share in shares {
+        let dirty = share.dirty_ranges();
+        if dirty.is_empty() {
+            continue;
+        }
+        started.push(share);
+        result = share.state.reservation.start_zeroing(&dirty);
+        if result.is_err() {
+            break;
+        }
+    }
+    // Also after a failure: memory is not unmapped under a fill that runs.
+    for share in started {
+        let done = share.buffer.driver.synchronize(Fence::Fills);
+        result = result.and(done);
+    }
+    result
 }
 
 /// Unmaps the chunks of the first `num_mapped` shares, releases all chunks, and makes the error.
