@@ -30,10 +30,7 @@ impl PyDevice {
     #[pyo3(signature = (granularity=None))]
     fn host(granularity: Option<u64>) -> BindingResult<Self> {
         let driver = registry::host(granularity.unwrap_or(HostDriver::DEFAULT_GRANULARITY))?;
-        Ok(Self {
-            driver,
-            facts: None,
-        })
+        Ok(Self { driver, facts: None })
     }
 
     /// Open a CUDA device.
@@ -44,15 +41,9 @@ impl PyDevice {
         shareable: ShareableArg,
         gpu_direct_rdma: RdmaArg,
     ) -> BindingResult<Self> {
-        let options = CudaOptions {
-            shareable: shareable.0,
-            rdma: gpu_direct_rdma.0,
-        };
+        let options = CudaOptions { shareable: shareable.0, rdma: gpu_direct_rdma.0 };
         let driver = py.detach(|| registry::cuda(ordinal, options))?;
-        Ok(Self {
-            facts: Some(driver.facts().clone()),
-            driver,
-        })
+        Ok(Self { facts: Some(driver.facts().clone()), driver })
     }
 
     /// Name as torch prints it.
@@ -94,9 +85,7 @@ impl PyDevice {
     /// Driver version, None for the host.
     #[getter]
     fn driver_version(&self) -> Option<&str> {
-        self.facts
-            .as_ref()
-            .map(|facts| facts.driver_version.as_str())
+        self.facts.as_ref().map(|facts| facts.driver_version.as_str())
     }
 
     /// Library that the driver was loaded from, None for the host.

@@ -102,40 +102,14 @@ pub(crate) fn export<'py>(
     let manager_ctx = std::ptr::null_mut();
     if is_versioned {
         let deleter = Some(delete::<Versioned> as unsafe extern "C" fn(*mut Versioned));
-        let managed = Versioned {
-            major: 1,
-            minor: 0,
-            manager_ctx,
-            deleter,
-            flags: 0,
-            tensor,
-        };
-        let exported = Box::new(Exported {
-            managed,
-            shape,
-            strides,
-            _view: view,
-        });
+        let managed = Versioned { major: 1, minor: 0, manager_ctx, deleter, flags: 0, tensor };
+        let exported = Box::new(Exported { managed, shape, strides, _view: view });
         capsule(py, Box::into_raw(exported), VERSIONED, destroy::<Versioned>)
     } else {
         let deleter = Some(delete::<Unversioned> as unsafe extern "C" fn(*mut Unversioned));
-        let managed = Unversioned {
-            tensor,
-            manager_ctx,
-            deleter,
-        };
-        let exported = Box::new(Exported {
-            managed,
-            shape,
-            strides,
-            _view: view,
-        });
-        capsule(
-            py,
-            Box::into_raw(exported),
-            UNVERSIONED,
-            destroy::<Unversioned>,
-        )
+        let managed = Unversioned { tensor, manager_ctx, deleter };
+        let exported = Box::new(Exported { managed, shape, strides, _view: view });
+        capsule(py, Box::into_raw(exported), UNVERSIONED, destroy::<Unversioned>)
     }
 }
 
@@ -153,11 +127,7 @@ fn raw_tensor(
         device_type,
         device_id,
         ndim,
-        dtype: RawDataType {
-            code: dtype.0,
-            bits: dtype.1,
-            lanes: dtype.2,
-        },
+        dtype: RawDataType { code: dtype.0, bits: dtype.1, lanes: dtype.2 },
         shape: shape.as_mut_ptr(),
         strides: strides.as_mut_ptr(),
         byte_offset: 0,

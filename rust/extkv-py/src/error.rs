@@ -156,23 +156,17 @@ fn attributes<'py>(py: Python<'py>, error: &BindingError) -> PyResult<Bound<'py,
             blocks,
             longest,
             ..
-        }) => [
-            ("longest_len", *longest),
-            ("needed_blocks", needed.0),
-            ("available_blocks", blocks.0),
-        ]
-        .into_py_dict(py),
+        }) => {
+            [("longest_len", *longest), ("needed_blocks", needed.0), ("available_blocks", blocks.0)]
+                .into_py_dict(py)
+        }
         _ => Ok(PyDict::new(py)),
     }
 }
 
 fn memory_attributes<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyDict>> {
     match error {
-        Error::OutOfMemory {
-            requested,
-            available,
-            ..
-        } => {
+        Error::OutOfMemory { requested, available, .. } => {
             let available = available.map(|bytes| bytes.0);
             [("requested", Some(requested.0)), ("available", available)].into_py_dict(py)
         }

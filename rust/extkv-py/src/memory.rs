@@ -31,11 +31,7 @@ impl PyBuffer {
         is_exact: bool,
     ) -> BindingResult<Self> {
         let size = max_chunk_bytes.map_or(ChunkSize::Automatic, ChunkSize::AtMost);
-        let growth = if is_exact {
-            Growth::Exact
-        } else {
-            Growth::Geometric
-        };
+        let growth = if is_exact { Growth::Exact } else { Growth::Geometric };
         let policy = ChunkPolicy { size, growth };
         let driver = device.driver();
         let inner = py.detach(|| GrowableBuffer::new(driver, layout, BufferOptions { policy }))?;
@@ -135,9 +131,7 @@ impl PyBuffer {
         is_versioned: bool,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let length = tensor_bytes(&shape, dtype.bits()).ok_or_else(|| {
-            crate::error::BindingError::from(Error::SizeOverflow {
-                what: "the view's size",
-            })
+            crate::error::BindingError::from(Error::SizeOverflow { what: "the view's size" })
         })?;
         let view = py
             .detach(|| match is_committed {
@@ -166,9 +160,7 @@ impl PyBuffer {
 
     /// State and costs.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = py
-            .detach(|| self.inner.stats())
-            .map_err(crate::error::BindingError::from)?;
+        let stats = py.detach(|| self.inner.stats()).map_err(crate::error::BindingError::from)?;
         stats_dict(py, &stats)
     }
 }
@@ -206,10 +198,7 @@ pub(crate) struct PyPreparedGrowth {
 
 impl PyPreparedGrowth {
     fn take(&self) -> Option<PreparedGrowth> {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -237,19 +226,14 @@ pub(crate) fn prepare_together(
 ) -> BindingResult<PyPreparedGrowth> {
     let targets: Vec<_> = buffers.iter().map(|b| &b.get().inner).zip(sizes).collect();
     let prepared = py.detach(|| extkv_core::memory::prepare_together(&targets))?;
-    Ok(PyPreparedGrowth {
-        inner: Mutex::new(Some(prepared)),
-    })
+    Ok(PyPreparedGrowth { inner: Mutex::new(Some(prepared)) })
 }
 
 fn stats_dict<'py>(py: Python<'py>, stats: &BufferStats) -> PyResult<Bound<'py, PyDict>> {
     let calls = PyDict::new(py);
     for call in DriverCall::ALL {
         let of_call = stats.driver_calls[call.index()];
-        calls.set_item(
-            call.name(),
-            (of_call.count, of_call.total_ns, of_call.max_ns),
-        )?;
+        calls.set_item(call.name(), (of_call.count, of_call.total_ns, of_call.max_ns))?;
     }
     let dict = PyDict::new(py);
     dict.set_item("reserved_bytes", stats.reserved_bytes)?;

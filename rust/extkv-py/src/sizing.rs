@@ -35,10 +35,7 @@ pub(crate) fn check_commit(
     driver_free_bytes: u64,
     committed_bytes: u64,
 ) -> BindingResult<Sizing> {
-    let now = Adjustment::AtCommit {
-        driver_free_bytes,
-        committed_bytes,
-    };
+    let now = Adjustment::AtCommit { driver_free_bytes, committed_bytes };
     adjusted(record_json, now)
 }
 

@@ -139,9 +139,8 @@ impl PyCachePlan {
         let buffers = self.inner.buffers().iter();
         let tuple = |buffer: &extkv_core::kv::BufferPlan| {
             let segments = buffer.segments.iter();
-            let segments = segments
-                .map(|s| (s.offset_bytes, s.capacity_bytes, s.bytes_per_block))
-                .collect();
+            let segments =
+                segments.map(|s| (s.offset_bytes, s.capacity_bytes, s.bytes_per_block)).collect();
             (buffer.layers.clone(), segments, buffer.capacity_bytes)
         };
         buffers.map(tuple).collect()
@@ -187,10 +186,7 @@ impl PyCachePlan {
 
     /// What sizing needs to know, as JSON.
     fn facts_json(&self, max_model_len: u64, max_num_batched_tokens: u64) -> BindingResult<String> {
-        let facts = self.inner.facts(&RequestShape {
-            max_model_len,
-            max_num_batched_tokens,
-        })?;
+        let facts = self.inner.facts(&RequestShape { max_model_len, max_num_batched_tokens })?;
         Ok(facts.to_json()?)
     }
 }
@@ -202,13 +198,7 @@ fn inner(layers: &[Py<PyLayer>]) -> Vec<Layer> {
 fn tensor_tuple(view: &TensorView) -> TensorTuple {
     let (shape, strides) = (view.shape.clone(), view.strides.clone());
     let name = view.name.clone().unwrap_or_default();
-    (
-        name,
-        view.offset_bytes,
-        view.dtype.torch_name(),
-        shape,
-        strides,
-    )
+    (name, view.offset_bytes, view.dtype.torch_name(), shape, strides)
 }
 
 fn tuples(regions: Vec<Region>) -> Vec<RegionTuple> {

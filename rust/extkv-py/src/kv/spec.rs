@@ -51,9 +51,7 @@ impl PyKvSpec {
     fn mla(block_size: u64, latent_dim: u64, dtype: DtypeArg) -> BindingResult<Self> {
         let dtype = dtype.0;
         let spec = MlaSpec::new(block_size, MlaFormat::Latent { latent_dim, dtype })?;
-        Ok(Self {
-            inner: KvSpec::Mla(spec),
-        })
+        Ok(Self { inner: KvSpec::Mla(spec) })
     }
 
     /// Packed FP8 latents.
@@ -76,9 +74,7 @@ impl PyKvSpec {
         if let Some(bytes) = padded_bytes {
             spec = spec.padded_to(bytes)?;
         }
-        Ok(Self {
-            inner: KvSpec::Mamba(spec),
-        })
+        Ok(Self { inner: KvSpec::Mamba(spec) })
     }
 
     /// Tokens per block.
@@ -101,10 +97,7 @@ impl PyKvSpec {
 
     /// Blocks that one request holds at most.
     fn blocks_per_request(&self, max_model_len: u64, max_num_batched_tokens: u64) -> u64 {
-        self.inner.blocks_per_request(&RequestShape {
-            max_model_len,
-            max_num_batched_tokens,
-        })
+        self.inner.blocks_per_request(&RequestShape { max_model_len, max_num_batched_tokens })
     }
 }
 
