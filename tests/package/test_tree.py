@@ -57,7 +57,9 @@ def test_imports_follow_the_arrows(path: Path):
         assert not uses("torch")
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "tensor.py", "device.py", "errors.py", "__main__.py"])
+@pytest.mark.parametrize(
+    "name", ["__init__.py", "tensor.py", "device.py", "errors.py", "__main__.py"]
+)
 def test_importing_extkv_imports_no_torch(name: str):
     assert not any(n.startswith("torch") for n in imports_of(PACKAGE / name, at_load_only=True))
 
@@ -66,7 +68,9 @@ def test_unsafe_code_lives_in_two_places():
     for path in sorted((ROOT / "rust").rglob("*.rs")):
         relative = path.relative_to(ROOT).as_posix()
         lines = [line.split("//")[0] for line in path.read_text().splitlines()]
-        is_unsafe = any("unsafe {" in line or "unsafe fn" in line or "unsafe impl" in line for line in lines)
+        is_unsafe = any(
+            "unsafe {" in line or "unsafe fn" in line or "unsafe impl" in line for line in lines
+        )
         assert not is_unsafe or relative.startswith(UNSAFE_PLACES), relative
 
 

@@ -32,14 +32,28 @@ def test_b125_wheel_is_abi3_and_does_not_link_libpython(wheel: Path):
         binary = archive.read(native)
     assert b"libpython" not in binary
     assert b"libcuda.so.1\x00" not in binary.split(b"\x00.text")[0][:4096]
-    for expected in ("extkv/py.typed", "extkv/_extkv.pyi", "extkv/tensor.py", "extkv/cli/__init__.py"):
+    for expected in (
+        "extkv/py.typed",
+        "extkv/_extkv.pyi",
+        "extkv/tensor.py",
+        "extkv/cli/__init__.py",
+    ):
         assert expected in names
 
 
 def test_wheel_installs_into_a_clean_venv_and_imports_without_libcuda(wheel: Path, tmp_path: Path):
     venv.create(tmp_path / "clean", with_pip=True)
     python = tmp_path / "clean" / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    install = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+    ]
     subprocess.run(install, check=True, timeout=300)
     program = (
         "import extkv, sys; assert 'torch' not in sys.modules; "
