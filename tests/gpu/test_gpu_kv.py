@@ -86,10 +86,12 @@ class DecodeModel:
 
     def step(self, batch: int) -> torch.Tensor:
         hidden, table = self.inputs[batch], self.tables[batch]
+        # Each sequence has a slot of its own, also where two share a block.
+        slots = torch.arange(batch, device="cuda")
         for keys, values in self.caches:
             row = hidden.view(batch, 1, 8, 128)
-            keys[table[:, -1:], 3] = row
-            values[table[:, -1:], 3] = row * 2
+            keys[table[:, -1], slots] = row[:, 0]
+            values[table[:, -1], slots] = row[:, 0] * 2
             k = keys[table].flatten(1, 2).transpose(1, 2)
             v = values[table].flatten(1, 2).transpose(1, 2)
             query = row.transpose(1, 2)
