@@ -132,5 +132,20 @@ class SizingOrderError(ExtkvError, RuntimeError):
     """The steps of sizing were called in an order that cannot work."""
 
 
+class SchedulerError(ExtkvError, ValueError):
+    """A call that the scheduler refuses. Nothing changed, and a step in flight is still in flight.
+
+    The message says what was asked, what was found and the limit.
+    """
+
+
+class InvalidRequestError(SchedulerError):
+    """A new request can never run: it is empty, too long, too large, or its id is in use."""
+
+
+class UnknownRequestError(SchedulerError):
+    """No live request has this id; perhaps it has ended."""
+
+
 class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""

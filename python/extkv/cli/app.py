@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
+from extkv.cli.plan import plan
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -40,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
+app.command()(plan)
 app.command()(doctor)
 
 

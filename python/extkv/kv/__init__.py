@@ -4,6 +4,7 @@ Importing it imports no torch.
 """
 
 from extkv.kv.cache import CacheStats, KVCache, PreparedCommit, Region
+from extkv.kv.estimate import DeviceSize, EngineSettings, ModelEstimate, estimate_model
 from extkv.kv.layout import CachePlan, Layer, Layout, hybrid_layers, plan_cache
 from extkv.kv.probe import MemoryProbe, MemoryReading
 from extkv.kv.ranks import RankGroup
@@ -21,6 +22,8 @@ from extkv.kv.spec import (
 __all__ = [
     "CachePlan",
     "CacheStats",
+    "DeviceSize",
+    "EngineSettings",
     "FullAttentionSpec",
     "KVCache",
     "KVSpec",
@@ -30,6 +33,7 @@ __all__ = [
     "MambaSpec",
     "MemoryProbe",
     "MemoryReading",
+    "ModelEstimate",
     "PreparedCommit",
     "RankGroup",
     "Region",
@@ -38,6 +42,7 @@ __all__ = [
     "SlidingWindowSpec",
     "StateSpec",
     "common_block_bytes",
+    "estimate_model",
     "hybrid_layers",
     "plan_cache",
 ]

@@ -7,6 +7,7 @@ block a page. Every spec is checked when it is made and never changes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from extkv import _extkv
@@ -60,8 +61,8 @@ class KVSpec:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = tuple(getattr(self, entry.name) for entry in fields(self) if entry.init)
-        return type(self), values
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.init}
+        return partial(type(self), **values), ()
 
     def _complete(self, native: _extkv.KvSpec, **values: object) -> None:
         """Set the native twin and the fields that were brought into one form."""

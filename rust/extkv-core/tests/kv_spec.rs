@@ -239,3 +239,18 @@ proptest! {
         prop_assert!(block.bytes_per_block().is_multiple_of(block.alignment_bytes()));
     }
 }
+
+#[test]
+fn a_spec_gives_out_the_kind_it_is_and_refuses_others() {
+    let attention = AttentionSpec::new(16, 8, 128, BFloat16).unwrap();
+    let mla = MlaSpec::new(64, MlaFormat::Fp8DsMla).unwrap();
+    let mamba = KvSpec::Mamba(MambaSpec::new(64, &[ssm()], 0).unwrap());
+    assert_eq!(KvSpec::FullAttention(attention).attention(), Ok(&attention));
+    assert_eq!(KvSpec::sliding_window(attention, 8).unwrap().attention(), Ok(&attention));
+    assert_eq!(KvSpec::Mla(mla).mla(), Ok(&mla));
+    let refused = |needed, found| LayoutError::SpecKind { needed, found };
+    assert_eq!(KvSpec::Mla(mla).attention(), Err(refused("attention", "MLA")));
+    assert_eq!(mamba.attention(), Err(refused("attention", "recurrent")));
+    assert_eq!(mamba.mla(), Err(refused("MLA", "recurrent")));
+    assert_eq!(KvSpec::FullAttention(attention).mla(), Err(refused("MLA", "attention")));
+}

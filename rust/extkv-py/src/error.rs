@@ -7,6 +7,8 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
+use crate::sched::ArgumentError;
+
 /// A core error on its way to Python.
 #[derive(Debug)]
 pub(crate) enum BindingError {
@@ -16,6 +18,11 @@ pub(crate) enum BindingError {
     Record(RecordError),
     Dtype(UnknownDtype),
     CacheOrder(UnknownCacheOrder),
+    Scheduler(dspark_sched::Error),
+    SchedulerArgument(ArgumentError),
+    /// A refusal of `add_request`.
+    Request(dspark_sched::Error),
+    RequestArgument(ArgumentError),
 }
 
 /// Result of a binding function.
@@ -40,6 +47,8 @@ from_core! {
     SizingError => Sizing,
     UnknownDtype => Dtype,
     UnknownCacheOrder => CacheOrder,
+    dspark_sched::Error => Scheduler,
+    ArgumentError => SchedulerArgument,
 }
 
 impl From<RecordError> for BindingError {
@@ -92,6 +101,8 @@ impl BindingError {
             Self::Record(error) => error,
             Self::Dtype(error) => error,
             Self::CacheOrder(error) => error,
+            Self::Scheduler(error) | Self::Request(error) => error,
+            Self::SchedulerArgument(error) | Self::RequestArgument(error) => error,
         }
     }
 }
@@ -116,6 +127,17 @@ fn class_name(error: &BindingError) -> &'static str {
         BindingError::Record(_) | BindingError::Dtype(_) | BindingError::CacheOrder(_) => {
             "InvalidArgumentError"
         }
+        BindingError::Scheduler(error) => scheduler_class_name(error),
+        BindingError::SchedulerArgument(_)
+        | BindingError::Request(dspark_sched::Error::Corrupt { .. }) => "SchedulerError",
+        BindingError::Request(_) | BindingError::RequestArgument(_) => "InvalidRequestError",
+    }
+}
+
+fn scheduler_class_name(error: &dspark_sched::Error) -> &'static str {
+    match error {
+        dspark_sched::Error::UnknownRequest { .. } => "UnknownRequestError",
+        _ => "SchedulerError",
     }
 }
 

@@ -5,6 +5,7 @@ mod dlpack;
 mod error;
 mod kv;
 mod memory;
+mod sched;
 mod sizing;
 
 use pyo3::prelude::*;
@@ -22,6 +23,8 @@ mod _extkv {
     use super::memory::{
         PyBuffer, PyPreparedGrowth, grow_together, prepare_together, shrink_together,
     };
+    #[pymodule_export]
+    use super::sched::{PyPlan, PyScheduler, PyStepOutput};
     #[pymodule_export]
     use super::sizing::{
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,

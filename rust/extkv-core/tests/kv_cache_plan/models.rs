@@ -107,6 +107,8 @@ fn stacked_layers_share_a_tensor_per_block_shape() {
 #[test]
 fn mamba_layer_has_one_buffer_and_a_tensor_per_state() {
     let plan = plan(vec![Layer::state("m", small_mamba())], 7);
+    let names: Vec<_> = plan.layers()[0].tensors.iter().map(|t| t.name.as_deref()).collect();
+    assert_eq!(names, [Some("conv"), Some("ssm")]);
     let view = &plan.layers()[0];
     let [conv, ssm] = view.tensors.as_slice() else { unreachable!("two states") };
     assert_eq!((conv.offset_bytes, ssm.offset_bytes), (0, 48));

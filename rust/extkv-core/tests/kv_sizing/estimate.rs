@@ -93,3 +93,29 @@ fn facts_and_assumptions_are_read_from_json() {
     let json = serde_json::to_value(&estimate).unwrap();
     assert_eq!(json["plan"]["blocks"], estimate.plan.blocks.0);
 }
+
+#[test]
+fn json_in_gives_json_with_a_summary() {
+    let facts = serde_json::to_string(&qwen3_8b()).unwrap();
+    let estimate = Estimate::from_json(&facts, "{}").unwrap();
+    assert_eq!(estimate, Estimate::new(&qwen3_8b(), Assumptions::default()).unwrap());
+    let json: serde_json::Value = serde_json::from_str(&estimate.to_json().unwrap()).unwrap();
+    assert_eq!(json["plan"]["blocks"], estimate.plan.blocks.0);
+    assert_eq!(json["summary"]["bytes_per_token"], 147_456);
+    assert_eq!(json["summary"]["all_sequences_fit"], estimate.all_sequences_fit());
+    assert_eq!(json["summary"]["concurrency"], estimate.plan.concurrency());
+    assert_eq!(json["assumptions"]["reserve_bytes"], 256_u64 << 20);
+}
+
+#[test]
+fn rejects_json_that_is_no_facts_or_no_assumptions() {
+    let facts = serde_json::to_string(&qwen3_8b()).unwrap();
+    assert!(matches!(Estimate::from_json("{}", "{}"), Err(RecordError::Json(_))));
+    assert!(matches!(Estimate::from_json(&facts, r#"{"x": 1}"#), Err(RecordError::Json(_))));
+    let large = ModelFacts { parameter_bytes: u64::MAX, ..qwen3_8b() };
+    let large = serde_json::to_string(&large).unwrap();
+    assert!(matches!(
+        Estimate::from_json(&large, "{}"),
+        Err(RecordError::Sizing(SizingError::ModelTooLarge { .. }))
+    ));
+}

@@ -3,9 +3,9 @@
 
 use extkv_core::dtype::Dtype::BFloat16;
 use extkv_core::kv::{
-    Agreement, CacheFacts, Limit, MeasuredPart, MemoryReading, NumBlocks, Phase, PhaseReading,
-    RecordError, SizingError, SizingMode, SizingPlan, SizingRecord, Trace, Utilization, Warning,
-    agree, encoder_cache_bytes, reservation_blocks,
+    Adjustment, Agreement, CacheFacts, Limit, MeasuredPart, MemoryReading, NumBlocks, Phase,
+    PhaseReading, RecordError, SizingError, SizingMode, SizingPlan, SizingRecord, Trace,
+    Utilization, Warning, agree, encoder_cache_bytes, reservation_blocks,
 };
 use extkv_core::units::Bytes;
 use proptest::prelude::*;

@@ -58,3 +58,59 @@ fn rejects_records_that_are_not_what_they_say() {
     });
     assert_eq!(impossible.to_string(), source.to_string());
 }
+
+#[test]
+fn adjustments_are_kept_and_replayed_in_order() {
+    let sized = SizingRecord::new(healthy()).unwrap();
+    let fewer = NumBlocks(sized.plan.blocks.0 - 100);
+    let agreed = sized.clone().adjusted(Adjustment::OtherRank { blocks: fewer }).unwrap();
+    assert_eq!((agreed.plan.blocks, agreed.plan.limit), (fewer, Limit::OtherRank));
+    let parts = agreed.plan.parts;
+    assert_eq!(parts.total_bytes(), 80 * GIB);
+    let now = Adjustment::AtCommit { driver_free_bytes: 40 * GIB, committed_bytes: GIB };
+    let checked = agreed.adjusted(now).unwrap();
+    assert!(checked.plan.blocks < fewer);
+    assert_eq!(checked.plan.limit, Limit::FreeMemory);
+    let text = checked.to_json().unwrap();
+    assert_eq!(SizingRecord::from_json(&text).unwrap(), checked);
+    assert_eq!(checked.replay().unwrap(), checked.plan);
+}
+
+#[test]
+fn a_record_without_adjustments_is_read() {
+    let record = SizingRecord::new(healthy()).unwrap();
+    let text = record.to_json().unwrap();
+    let without = text.replace("\"adjustments\": [],\n", "");
+    assert_ne!(text, without);
+    assert_eq!(SizingRecord::from_json(&without).unwrap(), record);
+}
+
+#[test]
+fn rejects_adjustments_that_cannot_be() {
+    let record = SizingRecord::new(healthy()).unwrap();
+    let blocks = record.plan.blocks;
+    let requested = NumBlocks(blocks.0 + 1);
+    let error = record.clone().adjusted(Adjustment::OtherRank { blocks: requested }).unwrap_err();
+    assert_eq!(error, SizingError::AbovePlan { requested, blocks });
+    let gone = Adjustment::AtCommit { driver_free_bytes: 0, committed_bytes: 0 };
+    let error = record.clone().adjusted(gone).unwrap_err();
+    assert!(matches!(error, SizingError::TooSmallForOneRequest { blocks: NumBlocks(0), .. }));
+    let fewer = record.adjusted(Adjustment::OtherRank { blocks: NumBlocks(300) }).unwrap();
+    let text = fewer.to_json().unwrap();
+    let unknown = text.replace("other_rank", "other_planet");
+    assert!(matches!(SizingRecord::from_json(&unknown), Err(RecordError::Json(_))));
+    let changed = text.replace(
+        "\"kind\": \"other_rank\",\n      \"blocks\": 300",
+        "\"kind\": \"other_rank\",\n      \"blocks\": 301",
+    );
+    assert!(matches!(
+        SizingRecord::from_json(&changed),
+        Err(RecordError::PlanDiffers { stored: NumBlocks(300), replayed: NumBlocks(301) })
+    ));
+}
+
+#[test]
+fn facts_are_written_as_a_trace_holds_them() {
+    let text = facts().to_json().unwrap();
+    assert_eq!(serde_json::from_str::<CacheFacts>(&text).unwrap(), facts());
+}

@@ -75,6 +75,20 @@ pub struct Estimate {
     pub assumptions: Assumptions,
 }
 
+#[derive(Serialize)]
+struct Written<'a> {
+    summary: Summary,
+    #[serde(flatten)]
+    estimate: &'a Estimate,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    concurrency: f64,
+    bytes_per_token: u64,
+    all_sequences_fit: bool,
+}
+
 impl Estimate {
     /// Estimates the size of a cache.
     ///
@@ -94,12 +108,18 @@ impl Estimate {
         Ok(Self::new(&facts, serde_json::from_str(assumptions)?)?)
     }
 
-    /// Writes the estimate as indented JSON.
+    /// Writes the estimate as indented JSON, with what follows from it.
     ///
     /// # Errors
     /// [`RecordError::Json`].
     pub fn to_json(&self) -> Result<String, RecordError> {
-        Ok(serde_json::to_string_pretty(self)?)
+        let summary = Summary {
+            concurrency: self.plan.concurrency(),
+            bytes_per_token: self.plan.cache.bytes_per_token(),
+            all_sequences_fit: self.all_sequences_fit(),
+        };
+        let estimate = self;
+        Ok(serde_json::to_string_pretty(&Written { summary, estimate })?)
     }
 
     /// Whether `max_num_seqs` requests of `max_model_len` tokens fit at once.
