@@ -36,13 +36,9 @@ from extkv.errors import (
     SizingOrderError,
     StaleGrowthError,
 )
-from extkv.tensor import (
-    DriverCallStats,
-    ExtensibleTensor,
-    MemoryStats,
-    resize_together,
-    shrink_together,
-)
+from extkv.stats import DriverCallStats, MemoryStats
+from extkv.tensor import ExtensibleTensor
+from extkv.together import resize_together, shrink_together
 
 __version__ = "0.1.0"
 

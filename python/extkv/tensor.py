@@ -9,12 +9,12 @@ Source of the names: https://github.com/vllm-project/vllm/pull/47363.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from extkv import _extkv
 from extkv.device import checked_size, open_device, resolve_device
 from extkv.errors import InvalidArgumentError
+from extkv.stats import MemoryStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,58 +26,6 @@ if TYPE_CHECKING:
     from extkv.device import DeviceLike
 
 _UINT8 = (1, 8, 1)  # DLPack code, bits, lanes
-
-
-@dataclass(frozen=True)
-class DriverCallStats:
-    """Number and duration of one kind of driver call, failed calls included."""
-
-    count: int
-    total_us: float
-    max_us: float
-
-
-@dataclass(frozen=True)
-class MemoryStats:
-    """What a tensor holds at one moment. Reading it takes constant time.
-
-    Attributes:
-        reserved_bytes: Address space; 0 once the memory went back.
-        committed_bytes: Physical memory mapped.
-        logical_bytes: Bytes below the committed size, over all segments.
-        rounding_bytes: Physical bytes past the committed size (granules, handles, surplus).
-        num_handles: Physical handles.
-        num_views: Live views.
-        is_freed: Whether `free` was called.
-        has_deferred_free: Whether freed memory waits for the last view.
-        granularity: Bytes per granule.
-        posix_fd: Whether the memory can be exported as a POSIX file descriptor.
-        gpu_direct_rdma: Whether network cards may be given the memory.
-        driver_calls: Calls by name (``reserve``, ``create``, ``map``, ``set_access``, ...).
-    """
-
-    reserved_bytes: int
-    committed_bytes: int
-    logical_bytes: int
-    rounding_bytes: int
-    num_handles: int
-    num_views: int
-    is_freed: bool
-    has_deferred_free: bool
-    granularity: int
-    posix_fd: bool
-    gpu_direct_rdma: bool
-    driver_calls: dict[str, DriverCallStats]
-
-    @classmethod
-    def of(cls, buffer: _extkv.Buffer) -> MemoryStats:
-        """Read the statistics of a native buffer."""
-        values = buffer.stats()
-        calls = {
-            name: DriverCallStats(count, total_ns / 1000, max_ns / 1000)
-            for name, (count, total_ns, max_ns) in values.pop("driver_calls").items()
-        }
-        return cls(**values, driver_calls=calls)
 
 
 class ExtensibleTensor:
@@ -293,7 +241,14 @@ class ExtensibleTensor:
             InvalidArgumentError: If that is more than now.
             FreedError: If the tensor was freed.
         """
-        return shrink_together([self], [bytes_per_segment], streams)
+        size = checked_size("bytes_per_segment", bytes_per_segment)
+        handles = None if streams is None else [int(stream.cuda_stream) for stream in streams]
+        return _extkv.shrink_together([self._buffer], [size], handles)
+
+    @property
+    def native(self) -> _extkv.Buffer:
+        """The native buffer, for growing several tensors as one."""
+        return self._buffer
 
     @property
     def num_bytes(self) -> int:
@@ -434,55 +389,6 @@ class ExtensibleTensor:
         from torch.utils.dlpack import from_dlpack
 
         return from_dlpack(self._buffer.dlpack(offset, shape, dtype, is_committed, False))
-
-
-def resize_together(
-    tensors: Sequence[ExtensibleTensor], bytes_per_segment: Sequence[int], zero_new: bool = False
-) -> None:
-    """Grow several tensors as one transaction: all of them reach their size, or none changes.
-
-    Args:
-        tensors: The tensors, each once.
-        bytes_per_segment: New size of each tensor's segments in bytes.
-        zero_new: Set newly committed bytes to zero.
-
-    Raises:
-        OutOfMemoryError: If they do not fit together; `requested` counts all of them.
-        InvalidArgumentError: If the lists differ in length or a tensor stands twice.
-        GrowOnlyError, CapacityError, FreedError: As `ExtensibleTensor.resize_per_segment_`.
-    """
-    buffers, sizes = _pairs(tensors, bytes_per_segment)
-    _extkv.grow_together(buffers, sizes, bool(zero_new))
-
-
-def shrink_together(
-    tensors: Sequence[ExtensibleTensor],
-    bytes_per_segment: Sequence[int],
-    streams: Iterable[torch.cuda.Stream] | None = None,
-) -> int:
-    """Shrink several tensors as one transaction and return the bytes of physical memory given back.
-
-    Waits for `streams`, or for the devices if None; see `ExtensibleTensor.shrink_per_segment_`.
-
-    Raises:
-        InvalidArgumentError: If a size is more than now, the lists differ in length, or a tensor
-            stands twice.
-        FreedError: If a tensor was freed.
-    """
-    buffers, sizes = _pairs(tensors, bytes_per_segment)
-    handles = None if streams is None else [int(stream.cuda_stream) for stream in streams]
-    return _extkv.shrink_together(buffers, sizes, handles)
-
-
-def _pairs(
-    tensors: Sequence[ExtensibleTensor], bytes_per_segment: Sequence[int]
-) -> tuple[list[_extkv.Buffer], list[int]]:
-    if len(tensors) != len(bytes_per_segment):
-        raise InvalidArgumentError(
-            f"{len(tensors)} tensors but {len(bytes_per_segment)} sizes were given"
-        )
-    sizes = [checked_size("bytes_per_segment", size) for size in bytes_per_segment]
-    return [tensor._buffer for tensor in tensors], sizes  # noqa: SLF001 same module
 
 
 def _resolved_shape(shape: Sequence[int], num_items: int) -> list[int]:

@@ -15,7 +15,7 @@ from extkv import _extkv
 from extkv.device import checked_size, open_device, resolve_device
 from extkv.errors import CapacityError, FreedError, GrowOnlyError, InvalidArgumentError
 from extkv.kv.layout import CachePlan, Layer, plan_cache
-from extkv.tensor import MemoryStats
+from extkv.stats import MemoryStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
