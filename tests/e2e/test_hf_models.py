@@ -8,7 +8,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from extkv.engine import GrowingKVCache, stream_token_ids
+from extkv.engine import GrowingKVCache, generate, stream_token_ids
 from extkv.errors import InvalidArgumentError
 from extkv.models import load_model
 from extkv.models.attention import causal_attention
@@ -261,6 +261,22 @@ def test_a_cache_that_ignores_windows_is_refused(save):
         InvalidArgumentError, match="GrowingKVCache ignores sliding windows, the model's is 7"
     ):
         logits_of(model, random_ids(3))
+
+
+def test_a_window_that_no_sequence_outgrows_needs_no_such_cache(save):
+    reference = make_reference("Mistral", **GROUPED, sliding_window=30)
+    model = load_model(save(reference), max_model_len=30).model
+    token_ids = random_ids(30)
+    torch.testing.assert_close(
+        logits_of(model, token_ids), reference_logits(reference, token_ids), **TOLERANCE
+    )
+
+
+def test_a_saved_model_generates_text(save):
+    loaded = load_model(save(make_reference("Qwen3", **WIDE)))
+    result = generate(loaded, loaded.tokenizer.encode("Hi"), max_tokens=20)
+    assert len(result.token_ids) == 20
+    assert result.text == loaded.tokenizer.decode(result.token_ids)
 
 
 # Significant bits after rounding: 8 and 11; three layers lose a few percent and a few permille.

@@ -1,10 +1,11 @@
-"""LlamaConfig refuses what the forward pass cannot do, and says what it found."""
+"""GGUF metadata: what the forward pass cannot do is refused, with what was found."""
 
 from pathlib import Path
 
 import pytest
 from extkv.errors import InvalidArgumentError, ModelFileError
-from extkv.models.config import LlamaConfig
+from extkv.models.config import ModelConfig
+from extkv.models.gguf_config import read_gguf_config
 from extkv.models.gguf_metadata import GGUFMetadata
 
 VALUES = {
@@ -21,14 +22,14 @@ VALUES = {
 }
 
 
-def read(**changes):
+def read(*, tensor_names=("output.weight",), **changes):
     values = VALUES | {key.replace("__", "."): value for key, value in changes.items()}
     present = {key: value for key, value in values.items() if value is not None}
-    return LlamaConfig.from_metadata(GGUFMetadata(Path("tiny.gguf"), present))
+    return read_gguf_config(GGUFMetadata(Path("tiny.gguf"), present), tensor_names)
 
 
 def test_reads_all_fields():
-    assert read() == LlamaConfig(
+    assert read() == ModelConfig(
         vocab_size=11,
         hidden_size=24,
         intermediate_size=40,
@@ -40,6 +41,26 @@ def test_reads_all_fields():
         rms_norm_eps=1e-6,
         rope_theta=500.0,
     )
+
+
+def test_the_embedding_is_the_output_head_where_the_file_has_none():
+    assert read(tensor_names=("token_embd.weight",)).tie_word_embeddings
+    assert not read().tie_word_embeddings
+
+
+def test_reads_a_qwen3_file():
+    values = {key.replace("llama.", "qwen3."): value for key, value in VALUES.items()}
+    values |= {"general.architecture": "qwen3", "qwen3.attention.key_length": 16}
+    config = read_gguf_config(GGUFMetadata(Path("tiny.gguf"), values), ())
+    assert (config.architecture, config.qk_norm) == ("Qwen3ForCausalLM", True)
+    assert (config.head_dim, config.num_kv_heads, config.rope_theta) == (16, 2, 500.0)
+
+
+def test_rejects_rope_scaling_of_a_qwen3_file():
+    values = {key.replace("llama.", "qwen3."): value for key, value in VALUES.items()}
+    values |= {"general.architecture": "qwen3", "qwen3.rope.scaling.type": "yarn"}
+    with pytest.raises(ModelFileError, match=r"qwen3.rope.scaling.type is 'yarn', supported"):
+        read_gguf_config(GGUFMetadata(Path("tiny.gguf"), values), ())
 
 
 def test_missing_optional_keys_take_the_defaults_of_gguf():
@@ -63,7 +84,7 @@ def test_rejects_a_missing_key(key):
 
 
 def test_rejects_an_unknown_architecture():
-    with pytest.raises(ModelFileError, match="architecture is 'mamba', known: llama"):
+    with pytest.raises(ModelFileError, match="architecture is 'mamba', known: llama, qwen3"):
         read(general__architecture="mamba")
 
 
@@ -100,6 +121,7 @@ def test_rejects_what_the_forward_pass_does_not_do(key, value, message):
         ("llama.attention.head_count", 5, "hidden_size 24 is not a multiple of num_heads 5"),
         ("llama.attention.head_count", 0, "hidden_size 24 is not a multiple of num_heads 0"),
         ("llama.attention.key_length", 5, "head_dim is 5, expected an even number"),
+        ("llama.context_length", 2**24 + 1, "context_length is 16777217, supported: 16777216"),
     ],
 )
 def test_rejects_values_out_of_range(key, value, message):
@@ -109,7 +131,7 @@ def test_rejects_values_out_of_range(key, value, message):
 
 def test_a_config_made_by_hand_is_checked_too():
     with pytest.raises(InvalidArgumentError, match="head_dim is 3"):
-        LlamaConfig(
+        ModelConfig(
             vocab_size=1,
             hidden_size=3,
             intermediate_size=1,

@@ -9,7 +9,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from extkv.models import LlamaConfig, LlamaLayerWeights, LlamaModel, LlamaWeights
 from extkv.models.attention import causal_attention
-from extkv.models.loader import unpermute
+from extkv.models.gguf_source import deinterleaved
 
 # Float32 rounding of three small layers; logits are of size one.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -138,9 +138,11 @@ def test_attention_sees_the_past_and_itself_only(num_tokens, num_cached, heads):
     torch.testing.assert_close(causal_attention(query, keys, values), expected, **TOLERANCE)
 
 
-def test_unpermute_undoes_the_interleaving_of_gguf():
+def test_deinterleaving_undoes_the_interleaving_of_gguf():
     weight = torch.arange(2 * 6 * 3.0).view(12, 3)
     # How llama.cpp's converter writes query and key rows.
     stored = weight.view(2, 2, 3, 3).transpose(1, 2).reshape(12, 3)
     assert not torch.equal(stored, weight)
-    assert torch.equal(unpermute(stored, 2), weight)
+    restored = torch.empty_like(weight)
+    restored[deinterleaved(torch.arange(12), 6)] = stored
+    assert torch.equal(restored, weight)

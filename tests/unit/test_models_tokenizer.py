@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from extkv.errors import InvalidArgumentError, ModelFileError
 from extkv.models.gguf_metadata import GGUFMetadata
-from extkv.models.tokenizer import IncrementalDetokenizer, Tokenizer, byte_alphabet
+from extkv.models.gguf_tokenizer import read_gguf_generation_defaults, read_gguf_tokenizer
+from extkv.models.tokenizer import IncrementalDetokenizer, byte_alphabet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,10 +24,14 @@ VALUES = {
 }
 
 
-def build(**changes):
+def metadata(**changes):
     values = VALUES | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
     present = {key: value for key, value in values.items() if value is not None}
-    return Tokenizer.from_metadata(GGUFMetadata(Path("tiny.gguf"), present))
+    return GGUFMetadata(Path("tiny.gguf"), present)
+
+
+def build(**changes):
+    return read_gguf_tokenizer(metadata(**changes))
 
 
 TOKENIZER = build()
@@ -49,6 +54,13 @@ def test_gpt_2_splitting_gives_a_number_its_space():
     assert [TOKENS[token_id] for token_id in token_ids] == ["a", "Ġ", "Ġ", "1", "2"]
 
 
+def test_qwen2_splitting_composes_characters_and_cuts_off_numbers():
+    tokenizer = build(pre="qwen2")
+    token_ids = tokenizer.encode("a  12 e\u0301")
+    assert tokenizer.decode(token_ids) == "a  12 \u00e9"
+    assert [TOKENS[token_id] for token_id in token_ids[:5]] == ["a", "Ġ", "Ġ", "1", "2"]
+
+
 def test_names_of_special_tokens_become_these_tokens():
     assert pieces("h<|im_end|><user>") == ["h", "<|im_end|>", "<user>"]
 
@@ -61,6 +73,13 @@ def test_begins_with_bos_only_where_the_file_asks_for_it():
     with_bos = build(add_bos_token=True)
     assert with_bos.encode("h")[0] == 0
     assert with_bos.encode("h", add_special_tokens=False) == TOKENIZER.encode("h")
+
+
+def test_special_tokens_of_the_file_are_given():
+    defaults = read_gguf_generation_defaults(metadata(eot_token_id=0, padding_token_id=5))
+    assert defaults.eos_token_ids == (END, 0)
+    assert (defaults.bos_token_id, defaults.pad_token_id) == (0, 5)
+    assert defaults.sampling.temperature is None
 
 
 def test_stop_tokens_are_eos_and_end_of_turn():
@@ -106,7 +125,7 @@ def test_rejects_decoding_an_id_out_of_range(token_id):
     ("changes", "message"),
     [
         ({"model": "llama"}, "tokenizer.ggml.model is 'llama', known: gpt2"),
-        ({"pre": "qwen2"}, "tokenizer.ggml.pre is 'qwen2', known: gpt-2, smollm"),
+        ({"pre": "llama-bpe"}, "tokenizer.ggml.pre is 'llama-bpe', known: gpt-2, smollm, qwen2"),
         ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing, expected an array of str"),
         ({"tokens": "abc"}, "tokenizer.ggml.tokens is 'abc', expected an array of str"),

@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from extkv import _extkv
-from extkv.engine import scheduling, step_data
+from extkv.engine import scheduling
 from extkv.engine.scheduling import FinishReason, StepPlan
 from extkv.errors import SchedulerError, UnknownRequestError
 from support.toy_engine import ToyEngine, expected_text, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
 PROMPTS = {
     1: [5, 6, 7],
@@ -398,6 +397,7 @@ def test_threads_share_a_scheduler():
     assert all(text == expected_text(PROMPTS[2], 6) for text in engine.texts.values())
 
 
-@pytest.mark.parametrize("module", [scheduling, step_data])
-def test_docstring_examples_run(module: ModuleType):
-    assert doctest.testmod(module).failed == 0
+def test_docstring_example_runs():
+    results = doctest.testmod(scheduling)
+    assert results.attempted > 0
+    assert results.failed == 0

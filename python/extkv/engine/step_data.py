@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class FinishReason(str, enum.Enum):
         return self.value
 
 
-_FINISH_REASONS = tuple(FinishReason)
+# As the native `finish_reasons` count, and vLLM's enum.
+_FINISH_REASON_OF_CODE: dict[int, FinishReason | None] = {-1: None, **dict(enumerate(FinishReason))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +137,7 @@ class StepPlan:
         )
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """Describe what one step brought one request.
 
     Attributes:
@@ -207,19 +207,19 @@ class StepOutput:
 
     def requests(self) -> list[RequestOutput]:
         """One object per request, for code that handles them one by one."""
-        offsets, token_ids = self.token_offsets.tolist(), self.token_ids.tolist()
+        spans, token_ids = itertools.pairwise(self.token_offsets.tolist()), self.token_ids.tolist()
         columns = zip(
             self.request_ids.tolist(),
-            (token_ids[start:end] for start, end in itertools.pairwise(offsets)),
-            (None if code < 0 else _FINISH_REASONS[code] for code in self.finish_reasons.tolist()),
-            (None if token_id < 0 else token_id for token_id in self.stop_token_ids.tolist()),
+            [token_ids[start:end] for start, end in spans],
+            [_FINISH_REASON_OF_CODE[code] for code in self.finish_reasons.tolist()],
+            [None if token_id < 0 else token_id for token_id in self.stop_token_ids.tolist()],
             self.num_draft_tokens.tolist(),
             self.num_accepted_tokens.tolist(),
             self.num_computed_tokens.tolist(),
             self.num_cached_tokens.tolist(),
             strict=True,
         )
-        return [RequestOutput(*row) for row in columns]
+        return [RequestOutput._make(row) for row in columns]
 
 
 @dataclass(frozen=True)

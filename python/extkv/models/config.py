@@ -1,36 +1,36 @@
-"""Shape and constants of a llama-architecture model, read from GGUF metadata.
+"""Shape and constants of a decoder-only model, whatever file they come from.
 
-Only the plain architecture is accepted. A key that would change the result (RoPE scaling, experts,
-a sliding window) is refused instead of ignored.
+One class serves every architecture that the decoder runs; `family.py` says which one sets what.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from extkv.errors import InvalidArgumentError, ModelFileError
+from extkv.errors import InvalidArgumentError
+from extkv.models.rope import RopeScaling, YarnScaling
 
-if TYPE_CHECKING:
-    from extkv.models.gguf_metadata import GGUFMetadata
+POSITIVE_FIELDS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "context_length",
+    "rms_norm_eps",
+    "rope_theta",
+)
 
-KNOWN_ARCHITECTURES = ("llama",)
-
-# Optional keys with the only value under which the plain forward pass is right.
-NEUTRAL_VALUES: dict[str, object] = {
-    "llama.rope.scaling.type": "none",
-    "llama.rope.scaling.factor": 1.0,
-    "llama.rope.scale_linear": 1.0,
-    "llama.expert_count": 0,
-    "llama.attention.sliding_window": 0,
-    "llama.attention.causal": True,
-}
+# Positions are float32 numbers in RoPE, exact up to here.
+MAX_CONTEXT_LENGTH = 2**24
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
-    """Describe a llama model.
+class ModelConfig:
+    """Describe a model.
 
     Attributes:
         vocab_size: Number of token ids.
@@ -39,10 +39,19 @@ class LlamaConfig:
         num_layers: Number of decoder layers.
         num_heads: Number of query heads.
         num_kv_heads: Number of key and value heads; divides `num_heads`.
-        head_dim: Width of one head; even, because RoPE rotates pairs.
-        context_length: Largest number of tokens the model was trained for.
+        head_dim: Width of one head; even, because RoPE rotates pairs. Independent of `hidden_size`.
+        context_length: Largest number of tokens of one sequence.
         rms_norm_eps: Added to the mean square in RMSNorm.
         rope_theta: Base of the rotary frequencies.
+        rope_scaling: How the frequencies are stretched for long contexts, or None.
+        architecture: Name of the architecture in a Hugging Face `config.json`.
+        tie_word_embeddings: Whether the output head is the embedding itself.
+        qk_norm: Whether each query and key head is normalised before RoPE.
+        attention_bias: Whether the four attention projections have a bias.
+        mlp_bias: Whether the three MLP projections have a bias.
+        sliding_window: Number of tokens, its own included, that a token sees in a sliding layer;
+            None where every layer sees all tokens.
+        full_attention_layer_ids: Layers that see all tokens although `sliding_window` is set.
 
     Raises:
         InvalidArgumentError: If a size is not positive, the heads do not group, `head_dim` is odd,
@@ -59,14 +68,29 @@ class LlamaConfig:
     context_length: int
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    architecture: str = "LlamaForCausalLM"
+    tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    full_attention_layer_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         """Check every field once, so that the model need not."""
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name in POSITIVE_FIELDS:
+            value = getattr(self, name)
             if not (value > 0 and math.isfinite(value)):
-                msg = f"{field.name} is {value}, expected a positive number"
+                msg = f"{name} is {value}, expected a positive number"
                 raise InvalidArgumentError(msg)
+        if self.sliding_window is not None and self.sliding_window < 1:
+            msg = f"sliding_window is {self.sliding_window}, expected a positive number or null"
+            raise InvalidArgumentError(msg)
+        self._check_heads()
+        self._check_positions()
+
+    def _check_heads(self) -> None:
         if self.num_heads % self.num_kv_heads != 0:
             msg = (
                 f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
@@ -76,72 +100,33 @@ class LlamaConfig:
             msg = f"head_dim is {self.head_dim}, expected an even number"
             raise InvalidArgumentError(msg)
 
-    @classmethod
-    def from_metadata(cls, metadata: GGUFMetadata) -> LlamaConfig:
-        """Read the configuration of a GGUF file.
-
-        Raises:
-            ModelFileError: If the architecture is not known, a key is missing or of the wrong type,
-                a value is out of range, or a key asks for something the forward pass does not do.
-        """
-        architecture = metadata.require("general.architecture", str)
-        if architecture not in KNOWN_ARCHITECTURES:
-            msg = (
-                f"model file {metadata.path}: architecture is {architecture!r}, "
-                f"known: {', '.join(KNOWN_ARCHITECTURES)}"
-            )
-            raise ModelFileError(msg)
-        _refuse_unsupported_keys(metadata)
-        try:
-            return _read_config(metadata)
-        except InvalidArgumentError as error:
-            msg = f"model file {metadata.path}: {error}"
-            raise ModelFileError(msg) from error
-
-
-def _read_config(metadata: GGUFMetadata) -> LlamaConfig:
-    num_heads = metadata.require("llama.attention.head_count", int)
-    hidden_size = metadata.require("llama.embedding_length", int)
-    num_kv_heads = metadata.find("llama.attention.head_count_kv", int)
-    vocab_size = metadata.find("llama.vocab_size", int)
-    rope_theta = metadata.find("llama.rope.freq_base", float)
-    return LlamaConfig(
-        vocab_size=(
-            len(metadata.require_list("tokenizer.ggml.tokens", str))
-            if vocab_size is None
-            else vocab_size
-        ),
-        hidden_size=hidden_size,
-        intermediate_size=metadata.require("llama.feed_forward_length", int),
-        num_layers=metadata.require("llama.block_count", int),
-        num_heads=num_heads,
-        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=_read_head_dim(metadata, hidden_size, num_heads),
-        context_length=metadata.require("llama.context_length", int),
-        rms_norm_eps=metadata.require("llama.attention.layer_norm_rms_epsilon", float),
-        rope_theta=10_000.0 if rope_theta is None else rope_theta,
-    )
-
-
-def _read_head_dim(metadata: GGUFMetadata, hidden_size: int, num_heads: int) -> int:
-    """Return the head width; keys, values and the rotated part must all have it."""
-    head_dim = metadata.find("llama.attention.key_length", int)
-    if head_dim is None:
-        if num_heads <= 0 or hidden_size % num_heads != 0:
-            msg = f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}"
+    def _check_positions(self) -> None:
+        if self.context_length > MAX_CONTEXT_LENGTH:
+            msg = f"context_length is {self.context_length}, supported: {MAX_CONTEXT_LENGTH}"
             raise InvalidArgumentError(msg)
-        head_dim = hidden_size // num_heads
-    for key in ("llama.attention.value_length", "llama.rope.dimension_count"):
-        found = metadata.find(key, int)
-        if found not in (None, head_dim):
-            msg = f"metadata key {key} is {found}, expected head_dim {head_dim}"
+        if isinstance(self.rope_scaling, YarnScaling) and self.rope_theta <= 1:
+            msg = f"rope_theta is {self.rope_theta}, yarn needs more than 1"
             raise InvalidArgumentError(msg)
-    return head_dim
+
+    def layer_window(self, layer_id: int) -> int | None:
+        """Return how many tokens a token of this layer sees, None where it sees all of them."""
+        window = self.sliding_window
+        if window is None or window >= self.context_length:
+            return None
+        return None if layer_id in self.full_attention_layer_ids else window
 
 
-def _refuse_unsupported_keys(metadata: GGUFMetadata) -> None:
-    for key, neutral in NEUTRAL_VALUES.items():
-        value = metadata.values.get(key, neutral)
-        if value != neutral:
-            msg = f"model file {metadata.path}: {key} is {value!r:.80}, supported: {neutral!r}"
-            raise ModelFileError(msg)
+# The name under which callers that know llama models only have it.
+LlamaConfig = ModelConfig
+
+
+def divide_heads(hidden_size: int, num_heads: int) -> int:
+    """Return the head width of a model whose heads share the hidden size.
+
+    Raises:
+        InvalidArgumentError: If they do not divide it.
+    """
+    if num_heads <= 0 or hidden_size % num_heads != 0:
+        msg = f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}"
+        raise InvalidArgumentError(msg)
+    return hidden_size // num_heads

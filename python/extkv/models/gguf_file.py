@@ -6,6 +6,7 @@ here: a read past the end raises instead of returning fewer bytes.
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import gguf
@@ -32,7 +33,7 @@ PARSE_ERRORS = (ValueError, KeyError, IndexError, ArithmeticError, MemoryError, 
 class GGUFFile:
     """Give access to the metadata and tensors of one GGUF file.
 
-    The file stays memory-mapped as long as the object lives; tensors are returned as copies.
+    The file stays memory-mapped as long as the object lives; rows are returned as copies.
 
     Attributes:
         path: The file.
@@ -60,25 +61,18 @@ class GGUFFile:
             raise ModelFileError(msg) from error
         self.metadata = GGUFMetadata(path, values)
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._data = reader.data
 
     @property
     def tensor_names(self) -> tuple[str, ...]:
         """Names of the tensors, in file order."""
         return tuple(self._tensors)
 
-    def read_tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Return a dequantised copy of one tensor.
-
-        Args:
-            name: Name in the file.
-            shape: Expected shape, outermost dimension first.
-
-        Returns:
-            Tensor (float32, `shape`, CPU).
+    def check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        """Check that a tensor is there and has a shape, outermost dimension first.
 
         Raises:
-            ModelFileError: If the tensor is missing, has another shape, has a quantisation the
-                library cannot read, or holds a value that is not finite.
+            ModelFileError: If it is missing or has another shape.
         """
         tensor = self._tensors.get(name)
         if tensor is None:
@@ -87,15 +81,34 @@ class GGUFFile:
         found = tuple(int(size) for size in reversed(tensor.shape))
         if found != shape:
             self._refuse(name, f"has shape {list(found)}, expected {list(shape)}")
+
+    def read_rows(self, name: str, first: int, last: int) -> torch.Tensor:
+        """Return a dequantised copy of some rows of a tensor that was checked.
+
+        The part of the file that was read does not stay resident.
+
+        Args:
+            name: Name in the file.
+            first: First row.
+            last: Row past the last one.
+
+        Returns:
+            Tensor (float32, [last - first, ...], CPU).
+
+        Raises:
+            ModelFileError: If the tensor has a quantisation the library cannot read.
+        """
+        tensor = self._tensors[name]
         try:
-            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.quants.dequantize(tensor.data[first:last], tensor.tensor_type)
         except (NotImplementedError, *PARSE_ERRORS) as error:
             self._refuse(name, f"cannot be read as {tensor.tensor_type.name}: {error}", error)
-        # Float32 tensors come back as views of the read-only file mapping; those are copied.
-        copy = torch.from_numpy(np.require(values, np.float32, ["C", "W"]).reshape(shape))
-        if not bool(torch.isfinite(copy).all()):
-            self._refuse(name, "holds values that are not finite")
-        return copy
+        # Float32 rows come back as a view of the read-only file mapping.
+        rows = torch.from_numpy(np.array(values, np.float32))
+        mapping = self._data.base
+        if isinstance(mapping, mmap.mmap):
+            mapping.madvise(mmap.MADV_DONTNEED)
+        return rows
 
     def _refuse(self, name: str, reason: str, cause: Exception | None = None) -> NoReturn:
         msg = f"model file {self.path}: tensor {name} {reason}"
