@@ -1,0 +1,314 @@
+"""The engine's loop: requests in, one step at a time, tokens out.
+
+A step is: the scheduler plans, the runner computes logits, the sampler chooses, the scheduler is
+told. One request of a user may have several sequences here (`n` outputs); this module knows
+sequences only.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from extkv.engine.outputs import CompletionOutput, RequestMetrics
+from extkv.engine.sampling_slots import SlotRequest
+from extkv.engine.scheduling import FinishReason, Scheduler
+from extkv.engine.text import OutputText
+from extkv.models.tokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extkv.engine.config import EngineConfig
+    from extkv.engine.outputs import LogprobEntry, RowLogprobs
+    from extkv.engine.resolved_sampling import ResolvedSampling
+    from extkv.engine.runner import ModelRunner
+    from extkv.engine.sampler import Sampler
+    from extkv.engine.step_data import RequestOutput as ScheduledOutput
+    from extkv.engine.step_data import StepPlan
+    from extkv.models.tokenizer import Tokenizer
+
+
+@dataclass
+class Sequence:
+    """One output of a request, as it grows.
+
+    Attributes:
+        sequence_id: Its id in the scheduler.
+        prompt_token_ids: Its prompt.
+        sampling: Its parameters.
+        seed: Its random key.
+        text: Its text.
+        output: What the user sees of it.
+        metrics: When it passed its stations.
+        prompt_logprobs: One entry per prompt token but the first, as far as computed.
+        error: Why it failed.
+        num_cached_tokens: Prompt tokens that the prefix cache saved.
+    """
+
+    sequence_id: int
+    prompt_token_ids: list[int]
+    sampling: ResolvedSampling
+    seed: int
+    text: OutputText
+    output: CompletionOutput
+    metrics: RequestMetrics
+    prompt_logprobs: list[LogprobEntry | None] | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+
+
+class EngineCore:
+    """Scheduler, runner and sampler around one model.
+
+    Args:
+        runner: A started runner.
+        sampler: A sampler with as many slots as sequences may run.
+        config: Limits.
+        tokenizer: For texts and stop strings.
+        eos_token_id: The model's main end-of-sequence token.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        sampler: Sampler,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.runner = runner
+        self.sampler = sampler
+        self._tokenizer = tokenizer
+        self.scheduler = Scheduler(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            vocab_size=runner.model.config.vocab_size,
+            block_size=config.block_size,
+            num_blocks=runner.cache.num_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
+        self._sequences: dict[int, Sequence] = {}
+        self._occupants: dict[int, tuple[int, int]] = {}
+        self._slot_of: dict[int, int] = {}
+        self._next_id = 0
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._sequences)
+
+    def add(
+        self,
+        prompt_token_ids: list[int],
+        sampling: ResolvedSampling,
+        *,
+        seed: int,
+        index: int = 0,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Sequence:
+        """Queue a sequence.
+
+        Raises:
+            InvalidRequestError: If it can never run.
+        """
+        params = sampling.params
+        sequence_id = self._next_id
+        self.scheduler.add_request(
+            sequence_id,
+            prompt_token_ids,
+            max_tokens=sampling.max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+            eos_token_id=sampling.eos_token_id,
+            ignore_eos=params.ignore_eos,
+            priority=priority,
+            cache_salt=cache_salt,
+            # Logits of a prompt's tokens exist only where they are computed.
+            skip_reading_prefix_cache=params.prompt_logprobs is not None,
+        )
+        self._next_id += 1
+        sequence = Sequence(
+            sequence_id=sequence_id,
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            seed=seed,
+            text=OutputText(self._detokenizer(sampling), sampling),
+            output=CompletionOutput(index, logprobs=None if params.logprobs is None else []),
+            metrics=RequestMetrics(time.monotonic()),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        if params.logprobs is not None:
+            sequence.output.cumulative_logprob = 0.0
+        self._sequences[sequence_id] = sequence
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence from outside; does nothing if it has ended."""
+        if self._sequences.pop(sequence.sequence_id, None) is not None:
+            self.scheduler.abort(sequence.sequence_id)
+            self._close(sequence, FinishReason.ABORT, None)
+
+    def resize_cache(self, num_blocks: int) -> None:
+        """Grow or shrink the cache between two steps, while requests run.
+
+        Shrinking preempts the requests that hold blocks at the end; they come back by recompute.
+
+        Raises:
+            OutOfMemoryError: If the device is too full; nothing changed.
+            SchedulerError: If a live request may need more blocks than are left.
+        """
+        cache = self.runner.cache
+        if num_blocks >= cache.num_blocks:
+            cache.commit(num_blocks)
+            self.scheduler.grow(num_blocks)
+        else:
+            self.scheduler.vacate(num_blocks)
+            self.scheduler.shrink(num_blocks)
+            cache.shrink(num_blocks)
+
+    def step(self) -> list[Sequence]:
+        """Run one step and return the sequences that got a token or ended.
+
+        A failure or an interrupt in the middle gives the step up: the next one computes it again.
+        """
+        plan = self.scheduler.schedule()
+        if plan.is_empty:
+            return []
+        try:
+            return self._run(plan)
+        except BaseException:
+            if self.scheduler.step_in_flight is not None:
+                self.scheduler.cancel_step()
+            raise
+
+    def _run(self, plan: StepPlan) -> list[Sequence]:
+        now = time.monotonic()
+        rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
+        self._enter_slots(plan, rows, now)
+        wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
+        is_prompt = any(wants_prompt)
+        logits = self.runner.run(plan, prompt_logits=is_prompt)
+        if is_prompt:
+            self._take_prompt_logprobs(plan, rows, logits, wants_prompt)
+            kept = torch.from_numpy(plan.sample_rows.astype("int64")).to(logits.device)
+            logits = logits.index_select(0, kept)
+        counts = (plan.sample_start_loc[1:] - plan.sample_start_loc[:-1]).tolist()
+        sampled = [row for row, count in enumerate(counts) if count]
+        pending = self.sampler.sample(
+            logits,
+            [int(plan.request_slots[row]) for row in sampled],
+            [int(plan.slot_generations[row]) for row in sampled],
+            [int(plan.seq_lens[row]) for row in sampled],
+        )
+        result = pending.wait()
+        ids = [rows[row].sequence_id for row in sampled]
+        tokens = [0 if token is None else token for token in result.token_ids]
+        failed = [ids[index] for index in result.failures]
+        for index, reason in result.failures.items():
+            rows[sampled[index]].error = reason
+        step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
+        logprobs = {ids[index]: value for index, value in result.logprobs.items()}
+        return [
+            self._advance(scheduled, logprobs.get(scheduled.request_id))
+            for scheduled in step.requests()
+            if scheduled.request_id in self._sequences
+        ]
+
+    def _enter_slots(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
+        slots, generations = plan.request_slots.tolist(), plan.slot_generations.tolist()
+        for row, sequence in enumerate(rows):
+            if sequence.metrics.first_scheduled_s is None:
+                sequence.metrics.first_scheduled_s = now
+            occupant = (generations[row], sequence.sequence_id)
+            if self._occupants.get(slots[row]) != occupant:
+                self._occupants[slots[row]] = occupant
+                request = SlotRequest(
+                    sequence.sampling,
+                    sequence.prompt_token_ids,
+                    sequence.seed,
+                    tuple(sequence.token_ids),
+                )
+                self.sampler.enter(slots[row], generations[row], request)
+            self._slot_of[sequence.sequence_id] = slots[row]
+
+    def _advance(self, scheduled: ScheduledOutput, logprobs: RowLogprobs | None) -> Sequence:
+        """Take a sequence's new tokens: text, log-probabilities, ends."""
+        sequence = self._sequences[scheduled.request_id]
+        sequence.num_cached_tokens = scheduled.num_cached_tokens
+        reason = scheduled.finish_reason
+        is_stop = reason is FinishReason.STOP
+        for token_id in scheduled.token_ids:
+            sequence.token_ids.append(token_id)
+            sequence.metrics.add_token(time.monotonic())
+            stop = sequence.text.push(token_id, is_stop_token=is_stop)
+            if stop is not None and reason is None:
+                reason = FinishReason.STOP
+                self.scheduler.finish(sequence.sequence_id, FinishReason.STOP)
+            if stop is not None:
+                sequence.output.stop_reason = stop
+        self.sampler.append(self._slot_of[sequence.sequence_id], scheduled.token_ids)
+        if logprobs is not None and sequence.output.logprobs is not None:
+            sequence.output.logprobs.append(logprobs.to_entry(self._decode_one))
+            total = sequence.output.cumulative_logprob or 0.0
+            sequence.output.cumulative_logprob = total + logprobs.logprob
+        sequence.output.token_ids = sequence.token_ids
+        sequence.output.text = sequence.text.text
+        if reason is not None:
+            if scheduled.stop_token_id is not None:
+                sequence.output.stop_reason = scheduled.stop_token_id
+            del self._sequences[sequence.sequence_id]
+            self._close(sequence, reason, sequence.output.stop_reason)
+        return sequence
+
+    def _close(
+        self, sequence: Sequence, reason: FinishReason, stop_reason: int | str | None
+    ) -> None:
+        self._slot_of.pop(sequence.sequence_id, None)
+        sequence.output.text = sequence.text.finish()
+        sequence.output.finish_reason = reason.value
+        sequence.output.stop_reason = stop_reason
+
+    def _prompt_rows(self, plan: StepPlan, row: int, sequence: Sequence) -> range:
+        """Tokens of the step whose logits predict prompt tokens that a sequence wants to see."""
+        if sequence.prompt_logprobs is None:
+            return range(0)
+        computed = int(plan.num_computed_tokens[row])
+        last = min(
+            computed + int(plan.num_scheduled_tokens[row]), len(sequence.prompt_token_ids) - 1
+        )
+        start = max(computed, len(sequence.prompt_logprobs) - 1)
+        offset = int(plan.query_start_loc[row]) - computed
+        return range(start + offset, max(start, last) + offset)
+
+    def _take_prompt_logprobs(
+        self, plan: StepPlan, rows: list[Sequence], logits: torch.Tensor, wanted: list[range]
+    ) -> None:
+        for row, (sequence, token_rows) in enumerate(zip(rows, wanted, strict=True)):
+            num_logprobs = sequence.sampling.params.prompt_logprobs
+            if not token_rows or sequence.prompt_logprobs is None or num_logprobs is None:
+                continue
+            shift = int(plan.num_computed_tokens[row]) - int(plan.query_start_loc[row]) + 1
+            targets = sequence.prompt_token_ids[token_rows.start + shift : token_rows.stop + shift]
+            pending = self.sampler.prompt_logprobs(
+                logits[token_rows.start : token_rows.stop], targets, num_logprobs
+            )
+            entries = [found.to_entry(self._decode_one) for found in pending.wait()]
+            sequence.prompt_logprobs.extend(entries)
+
+    def _detokenizer(self, sampling: ResolvedSampling) -> IncrementalDetokenizer | None:
+        if self._tokenizer is None or not sampling.params.detokenize:
+            return None
+        return IncrementalDetokenizer(self._tokenizer)
+
+    @property
+    def _decode_one(self) -> Callable[[int], str] | None:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return None
+        return lambda token_id: tokenizer.decode([token_id])

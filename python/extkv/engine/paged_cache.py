@@ -1,0 +1,164 @@
+"""Attention of a packed batch over the blocks of a `KVCache`.
+
+The model hands each layer's new keys and values here; they are stored at their slots and attended
+over through block tables. On CUDA the Triton kernels do both, on the host their PyTorch twins.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+import torch
+
+from extkv.kv import FullAttentionSpec, Layer, SlidingWindowSpec
+
+if TYPE_CHECKING:
+    from extkv.engine.batch import StepInputs
+    from extkv.kv import KVCache, KVSpec
+    from extkv.models.config import ModelConfig
+
+MAX_DECODE_QUERY_LEN = 16
+
+
+def cache_layers(config: ModelConfig, block_size: int, dtype: torch.dtype) -> list[Layer]:
+    """Return what a model caches, one layer per decoder layer, keys and values split."""
+    layers = []
+    for layer_id in range(config.num_layers):
+        window = config.layer_window(layer_id)
+        spec: KVSpec
+        if window is None:
+            spec = FullAttentionSpec(block_size, config.num_kv_heads, config.head_dim, dtype)
+        else:
+            spec = SlidingWindowSpec(
+                block_size, config.num_kv_heads, config.head_dim, dtype, window=window
+            )
+        layers.append(Layer(layer_name(layer_id), spec))
+    return layers
+
+
+def layer_name(layer_id: int) -> str:
+    """Name of a layer in a cache."""
+    return f"layers.{layer_id}"
+
+
+class NullCache:
+    """Attention that stores and reads nothing: the shapes and memory of a step without a cache."""
+
+    has_sliding_windows = True
+
+    def attend(
+        self, layer_id: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Return zeros of the query's shape."""
+        del layer_id, key, value
+        return torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+
+
+class PagedCache:
+    """Keys and values of all layers in blocks; `bind` a step's inputs before a forward pass."""
+
+    has_sliding_windows = True
+
+    def __init__(self, cache: KVCache, config: ModelConfig, max_num_seqs: int) -> None:
+        self._config = config
+        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer_id in range(config.num_layers):
+            tensor = cache.tensors()[layer_name(layer_id)]
+            if isinstance(tensor, list):
+                raise TypeError("attention layers have one tensor")
+            self._caches.append((tensor[0], tensor[1]))
+        self._ops = _ops_for(cache.device)
+        self._scale = config.head_dim**-0.5
+        self._is_cuda = cache.device.type == "cuda"
+        self._num_processors = 1
+        if self._is_cuda:
+            properties = torch.cuda.get_device_properties(cache.device)
+            self._num_processors = properties.multi_processor_count
+        self._max_num_seqs = max_num_seqs
+        self._workspace: torch.Tensor | None = None
+        self._inputs: StepInputs | None = None
+        self._num_splits = 1
+
+    def prepare_decode(self, max_model_len: int) -> None:
+        """Allocate the split workspace of decode steps, before graphs are captured."""
+        if not self._is_cuda:
+            return
+        sizes = [
+            self._ops.decode_workspace_size(
+                num_seqs, self._config.num_heads, self._config.head_dim,
+                self._splits(num_seqs, max_model_len),
+            )
+            for num_seqs in range(1, self._max_num_seqs + 1)
+        ]  # fmt: skip
+        device = self._caches[0][0].device
+        self._workspace = torch.empty(max(1, *sizes), dtype=torch.float32, device=device)
+
+    def bind(self, inputs: StepInputs, *, max_model_len: int) -> None:
+        """Use these inputs in the next forward pass; a captured graph keeps using them."""
+        self._inputs = inputs
+        self._num_splits = self._splits(inputs.seq_lens.shape[0], max_model_len)
+
+    def attend(
+        self, layer_id: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """Store the new keys and values, then attend; see `AttentionCache.attend`."""
+        inputs = self._inputs
+        if inputs is None:
+            raise RuntimeError("bind comes before a forward pass")
+        key_cache, value_cache = self._caches[layer_id]
+        self._ops.kv_append(key, value, key_cache, value_cache, inputs.slot_mapping)
+        options = {
+            "query_start_loc": inputs.query_start_loc,
+            "seq_lens": inputs.seq_lens,
+            "block_table": inputs.block_table,
+            "scale": self._scale,
+            "sliding_window": self._config.layer_window(layer_id),
+        }
+        attended: torch.Tensor
+        if inputs.max_query_len == 1 and self._is_cuda:
+            attended = self._ops.decode_attention(
+                query,
+                key_cache,
+                value_cache,
+                **options,
+                num_splits=self._num_splits,
+                workspace=self._workspace,
+            )
+        else:
+            attended = self._ops.paged_attention(query, key_cache, value_cache, **options)
+        return attended
+
+    def _splits(self, num_seqs: int, max_model_len: int) -> int:
+        if not self._is_cuda:
+            return 1
+        return int(
+            self._ops.choose_num_splits(
+                num_seqs, self._config.num_kv_heads, max_model_len, self._num_processors
+            )
+        )
+
+
+def _ops_for(device: torch.device) -> SimpleNamespace:
+    """Collect the operations for a device; Triton is imported on CUDA only."""
+    package: ModuleType
+    if device.type == "cuda":
+        from extkv import kernels as package
+    else:
+        from extkv import reference as package
+    import importlib
+
+    ops = SimpleNamespace()
+    for module, names in {
+        "kv_append": ("kv_append",),
+        "paged_attention": ("paged_attention",),
+        "decode_attention": (
+            "decode_attention",
+            "decode_workspace_size",
+            "choose_num_splits",
+        ),
+    }.items():
+        loaded = importlib.import_module(f"{package.__name__}.{module}")
+        for name in names:
+            setattr(ops, name, getattr(loaded, name))
+    return ops

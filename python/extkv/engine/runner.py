@@ -1,0 +1,172 @@
+"""Runs steps: uploads a plan, runs the model, returns logits; and sizes the cache at start-up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from extkv.engine.batch import InputBuffers
+from extkv.engine.config import HOST_CACHE_BYTES
+from extkv.engine.graphs import DecodeGraphs
+from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
+from extkv.kv import SizeAfterCapture, plan_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from extkv.engine.batch import StepInputs
+    from extkv.engine.config import EngineConfig
+    from extkv.engine.scheduling import StepPlan
+    from extkv.kv import KVCache, SizingPlan
+    from extkv.models.decoder import DecoderModel
+
+    # Called with a step's largest logits, so that its memory is measured.
+    ProfileSampler = Callable[[torch.Tensor], object]
+
+
+class ModelRunner:
+    """A model, its cache and its graphs.
+
+    Args:
+        model: The model, on its device.
+        config: Limits of the engine.
+        sample_for_profile: Runs the most expensive sampling over logits; its memory counts in the
+            size of the cache.
+        on_progress: Called with a phase, what is done and how much there is.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        config: EngineConfig,
+        sample_for_profile: ProfileSampler,
+        on_progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self._sample_for_profile = sample_for_profile
+        self._on_progress = on_progress
+        self._buffers = InputBuffers(config, model.device)
+        self._graphs = DecodeGraphs()
+        self._paged: PagedCache | None = None
+        self.cache: KVCache
+        self.sizing_plan: SizingPlan
+
+    def start(self) -> None:
+        """Profile, reserve, capture, measure, commit.
+
+        Raises:
+            CacheTooSmallError: If the cache would not hold one request of `max_model_len`.
+            OutOfMemoryError: If memory is gone meanwhile.
+        """
+        config = self.config
+        layers = cache_layers(self.model.config, config.block_size, self.model.dtype)
+        sizer = SizeAfterCapture(
+            layers,
+            device=str(self.model.device),
+            max_model_len=config.max_model_len,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            extensible=config.enable_extensible_kv_cache,
+            max_blocks=self._most_blocks(plan_cache(layers, max_blocks=1).bytes_per_block),
+        )
+        sizer.weights_loaded()
+        sizer.profile(lambda: self._worst_step(NullCache()))
+        if config.enable_extensible_kv_cache:
+            self._attach(sizer.reserve(num_warmup_blocks=2))
+            sizer.capture(self._capture)
+            sizer.measure(self._worst_real_step)
+            self.sizing_plan = sizer.plan()
+            override = config.num_gpu_blocks_override
+            if override is not None and override < self.sizing_plan.num_blocks:
+                self.cache.commit(max(override, self.cache.num_blocks))
+            else:
+                sizer.commit()
+        else:
+            sizer.measure(lambda: self._worst_step(NullCache()))
+            self.sizing_plan = sizer.plan()
+            self._attach(sizer.commit())
+            self._capture()
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Batch sizes of captured decode graphs."""
+        return self._graphs.sizes
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, prompt_logits: bool = False) -> torch.Tensor:
+        """Run a step and return logits of its sampled rows.
+
+        Args:
+            plan: The step.
+            prompt_logits: Return logits of every token instead.
+
+        Returns:
+            Tensor (model dtype, [num_rows, vocab_size], device), overwritten by the next step.
+        """
+        size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
+        if size is not None and not prompt_logits:
+            self._buffers.fill(plan, padded_seqs=size)
+            return self._graphs.replay(size)[: len(plan.seq_lens)]
+        inputs = self._buffers.fill(plan)
+        paged = self._bound(inputs)
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, paged)
+        if prompt_logits:
+            return self.model.compute_logits(hidden)
+        return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
+
+    def _most_blocks(self, bytes_per_block: int) -> int | None:
+        """Bound the reservation on the host, where memory is not the cache's alone."""
+        if self.model.device.type == "cuda":
+            return None
+        useful = self.config.max_num_seqs * (self.config.max_blocks_per_seq + 1)
+        least = self.config.max_blocks_per_seq + 1
+        return max(least, min(useful, HOST_CACHE_BYTES // bytes_per_block))
+
+    def _attach(self, cache: KVCache) -> None:
+        self.cache = cache
+        self._paged = PagedCache(cache, self.model.config, self.config.max_num_seqs)
+        self._paged.prepare_decode(self.config.max_model_len)
+
+    def _bound(self, inputs: StepInputs) -> PagedCache:
+        if self._paged is None:
+            raise RuntimeError("start comes before run")
+        self._paged.bind(inputs, max_model_len=self.config.max_model_len)
+        return self._paged
+
+    def _capture(self) -> None:
+        if self.model.device.type != "cuda" or self.config.enforce_eager:
+            return
+        on_progress = self._on_progress
+        self._graphs.capture(
+            self.config.graph_batch_sizes(),
+            self._decode_forward,
+            None
+            if on_progress is None
+            else lambda done, total: on_progress("capturing graphs", done, total),
+        )
+
+    @torch.inference_mode()
+    def _decode_forward(self, num_seqs: int) -> torch.Tensor:
+        inputs = self._buffers.decode_views(num_seqs)
+        # Rows of length 0 read nothing and slots below 0 store nothing.
+        inputs.seq_lens.zero_()
+        inputs.slot_mapping.fill_(-1)
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._bound(inputs))
+        return self.model.compute_logits(hidden)
+
+    @torch.inference_mode()
+    def _worst_step(self, cache: NullCache | PagedCache) -> None:
+        """Run the most tokens a step can have, and sample the most rows."""
+        inputs = self._buffers.worst_case()
+        if isinstance(cache, PagedCache):
+            cache.bind(inputs, max_model_len=self.config.max_model_len)
+        hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
+        num_rows = min(self.config.max_num_seqs, hidden.shape[0])
+        self._sample_for_profile(self.model.compute_logits(hidden[:num_rows]))
+
+    def _worst_real_step(self) -> None:
+        if self._paged is not None:
+            self._worst_step(self._paged)

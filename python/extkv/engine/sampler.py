@@ -1,0 +1,265 @@
+"""Chooses one token per row of logits, each as its request wants it.
+
+In vLLM's order: log-probabilities of the logits as they are; allowed tokens, bad words and early
+stops, logit bias, penalties; temperature, min-p, top-k, top-p; the draw. Only what some row needs
+is run. A row's token depends on its logits, parameters, seed and position, and on no other row.
+Nothing here waits for the device but `wait` of what is returned.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from extkv.engine.resolved_sampling import ResolvedSampling
+from extkv.engine.sampled_tokens import HAS_NAN, PendingLogprobs, PendingTokens
+from extkv.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from extkv.engine.sampling_slots import (
+    CHANGES_LOGITS,
+    HAS_CUTOFF,
+    HIDES_LOGITS,
+    Need,
+    SlotParameters,
+    SlotRequest,
+    SlotState,
+    pack,
+    upload,
+)
+from extkv.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extkv.engine.sampling_slots import RowParameters
+
+
+class Sampler:
+    """Choose tokens for a persistent batch.
+
+    Example:
+        >>> sampler = Sampler(vocab_size=4, num_slots=2, device=torch.device("cpu"))
+        >>> sampling = ResolvedSampling(SamplingParams(temperature=0), max_tokens=1)
+        >>> sampler.enter(0, 1, SlotRequest(sampling, prompt_token_ids=[3], seed=7))
+        >>> sampler.sample(torch.tensor([[0.0, 2.0, 1.0, 2.0]]), [0], [1], [1]).wait().token_ids
+        [1]
+    """
+
+    def __init__(self, *, vocab_size: int, num_slots: int, device: torch.device) -> None:
+        """Allocate the arrays over all slots.
+
+        Args:
+            vocab_size: Columns of the logits.
+            num_slots: Slots of the persistent batch.
+            device: Where the logits are: on CUDA the kernels run, elsewhere their reference.
+        """
+        self._vocab_size = vocab_size
+        self._device = device
+        self._states: list[SlotState | None] = [None] * num_slots
+        self._parameters = SlotParameters(num_slots, device)
+        # By name, because Triton cannot be imported everywhere.
+        package = "extkv.kernels" if device.type == "cuda" else "extkv.reference"
+        self._sampling = importlib.import_module(f"{package}.sampling")
+        self._penalties = importlib.import_module(f"{package}.penalties")
+        self._cutoff = importlib.import_module(f"{package}.logit_cutoff")
+        self._workspace = self._new_workspace(num_slots)
+
+    def enter(self, slot: int, generation: int, request: SlotRequest) -> None:
+        """Give a slot to a request, in place of the one before."""
+        self._states[slot] = SlotState(generation, request)
+        self._parameters.write(slot, request)
+
+    def append(self, slot: int, token_ids: Sequence[int]) -> None:
+        """Add what a step brought to the output of a slot's request, before its next row."""
+        state = self._states[slot]
+        assert state is not None
+        state.append(token_ids)
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        generations: Sequence[int],
+        positions: Sequence[int],
+        *,
+        may_overwrite: bool = False,
+    ) -> PendingTokens:
+        """Choose the tokens of a step.
+
+        Args:
+            logits (float, [num_rows, vocab_size], device): One row per token to choose.
+            slots: Slot of each row; several rows may have the same one.
+            generations: Generation of each row's slot.
+            positions: Where in its sequence each token will stand: the number of tokens before it.
+            may_overwrite: Whether the logits are not needed any more; saves a copy of float32 ones.
+
+        Returns:
+            The tokens on the device; `wait` gives them on the host.
+
+        Raises:
+            InvalidArgumentError: If the shape does not fit, a slot has another occupant, or a row
+                needs tokens before it that were not appended.
+        """
+        states = self._occupants(slots, generations)
+        if logits.shape != (len(states), self._vocab_size):
+            msg = f"logits have {list(logits.shape)}, expected {[len(states), self._vocab_size]}"
+            raise InvalidArgumentError(msg)
+        wanted = {
+            row: min(state.num_logprobs, self._vocab_size)
+            for row, state in enumerate(states)
+            if state.num_logprobs is not None
+        }
+        pending = PendingTokens(len(states), wanted, self._device)
+        is_kept = not may_overwrite or bool(wanted)
+        self._choose(logits, states, slots, positions, pending, is_kept=is_kept)
+        if wanted:
+            is_all = len(wanted) == len(states)
+            rows = None if is_all else upload(np.array(list(wanted), np.int64), self._device)
+            pending.add_logprobs(logits, rows)
+        pending.start_copy()
+        return pending
+
+    @torch.inference_mode()
+    def prompt_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_logprobs: int
+    ) -> PendingLogprobs:
+        """Compute log-probabilities of prompt tokens.
+
+        Args:
+            logits (float, [num_rows, vocab_size], device): Rows of prompt positions.
+            token_ids: The prompt token that follows each of them.
+            num_logprobs: Likeliest tokens to report beside it.
+
+        Returns:
+            One entry per row; `wait` gives them on the host.
+        """
+        return PendingLogprobs(logits, token_ids, min(num_logprobs, self._vocab_size))
+
+    def profile(self, logits: torch.Tensor, *, num_history_tokens: int) -> None:
+        """Run the most expensive step over logits, so that its memory can be measured.
+
+        Args:
+            logits (float, [num_rows, vocab_size], device): As many rows as a step can have.
+            num_history_tokens: Most tokens of one sequence.
+        """
+        params = SamplingParams(
+            top_k=1 + self._vocab_size // 2,
+            top_p=0.5,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            logprobs=MAX_LOGPROBS,
+            logit_bias={0: 1.0},
+            allowed_token_ids=range(self._vocab_size),
+        )
+        history = range(min(num_history_tokens, self._vocab_size))
+        request = SlotRequest(ResolvedSampling(params, max_tokens=1), history, seed=0)
+        num_rows = logits.shape[0]
+        other = Sampler(vocab_size=self._vocab_size, num_slots=num_rows, device=self._device)
+        state = SlotState(0, request)
+        for slot in range(num_rows):
+            other._states[slot] = state
+            other._parameters.write(slot, request)
+        rows = range(num_rows)
+        other.sample(logits, rows, [0] * num_rows, [len(history)] * num_rows).wait()
+
+    def _occupants(self, slots: Sequence[int], generations: Sequence[int]) -> list[SlotState]:
+        states = []
+        for slot, generation in zip(slots, generations, strict=True):
+            state = self._states[slot]
+            if state is None or state.generation != generation:
+                found = "none" if state is None else state.generation
+                msg = f"slot {slot} has generation {found}, expected {generation}"
+                raise InvalidArgumentError(msg)
+            states.append(state)
+        return states
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        states: Sequence[SlotState],
+        slots: Sequence[int],
+        positions: Sequence[int],
+        pending: PendingTokens,
+        *,
+        is_kept: bool,
+    ) -> None:
+        needs = 0
+        for state, position in zip(states, positions, strict=True):
+            needs |= state.needs_at(position)
+        ops, out = self._sampling, (pending.token_ids, pending.flags)
+        workspace = self._workspace_for(len(states))
+        if not needs:
+            ops.argmax_tokens(logits, workspace=workspace, out=out)
+            return
+        rows = self._parameters.rows(slots, positions)
+        hidden = None
+        if needs & HIDES_LOGITS:
+            # A NaN under a mask is no less a broken row.
+            _, hidden = ops.argmax_tokens(logits, workspace=workspace)
+        if needs & CHANGES_LOGITS:
+            logits = logits.to(torch.float32, copy=is_kept)
+            self._change(logits, states, positions, rows, needs)
+        cutoff = self._find_cutoff(logits, rows, needs)
+        options = {"cutoff": cutoff, "workspace": workspace, "out": out}
+        ops.sample_tokens(logits, rows.temperature, rows.seed, rows.positions, **options)
+        if hidden is not None:
+            pending.flags |= hidden & HAS_NAN
+
+    def _change(
+        self,
+        logits: torch.Tensor,
+        states: Sequence[SlotState],
+        positions: Sequence[int],
+        rows: RowParameters,
+        needs: int,
+    ) -> None:
+        """Apply masks, biases and penalties in place."""
+        ops, device = self._penalties, self._device
+        if needs & Need.ALLOWED:
+            (token_ids,), offsets = pack([state.allowed for state in states], device)
+            ops.mask_allowed_tokens(logits, token_ids, offsets)
+        placed = list(zip(states, positions, strict=True))
+        if needs & Need.BAD:
+            (token_ids,), offsets = pack([state.bad_tokens(at) for state, at in placed], device)
+            ops.mask_bad_tokens(logits, token_ids, offsets)
+        if needs & Need.BIAS:
+            (token_ids, bits), offsets = pack([state.bias for state in states], device)
+            ops.add_logit_bias(logits, token_ids, bits.view(torch.float32), offsets)
+        if needs & Need.PENALTIES:
+            (token_ids, counts), offsets = pack([state.counts(at) for state, at in placed], device)
+            ops.apply_penalties(
+                logits,
+                token_ids,
+                counts,
+                offsets,
+                repetition=rows.repetition,
+                frequency=rows.frequency,
+                presence=rows.presence,
+            )
+
+    def _find_cutoff(
+        self, logits: torch.Tensor, rows: RowParameters, needs: int
+    ) -> torch.Tensor | None:
+        if not needs & HAS_CUTOFF:
+            return None
+        cutoff: torch.Tensor = self._cutoff.logit_cutoff(
+            logits,
+            rows.temperature,
+            top_k=rows.top_k if needs & Need.TOP_K else None,
+            top_p=rows.top_p if needs & Need.TOP_P else None,
+            min_p=rows.min_p if needs & Need.MIN_P else None,
+        )
+        return cutoff
+
+    def _workspace_for(self, num_rows: int) -> torch.Tensor:
+        """Return the workspace, larger than before if rows of drafts make it necessary."""
+        if num_rows > len(self._states):
+            return self._new_workspace(num_rows)
+        return self._workspace
+
+    def _new_workspace(self, num_rows: int) -> torch.Tensor:
+        size = self._sampling.sampling_workspace_size(num_rows, self._vocab_size)
+        return torch.empty(size, dtype=torch.float32, device=self._device)

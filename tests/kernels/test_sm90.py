@@ -1,0 +1,57 @@
+"""Every kernel compiles for an H200 without one, fits it, and does so once for all batch sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+SHARED_BYTES_PER_BLOCK = 227 * 1024
+HEAD_DIMS = (64, 80, 96, 128, 256)
+ATTENTION = [
+    *(f"{head_dim}-{dtype}" for head_dim in HEAD_DIMS for dtype in ("bfloat16", "float16")),
+    "128-float32",
+    "128-bfloat16-window",
+]
+OTHERS = [
+    *(
+        f"{op}-{dtype}{variant}"
+        for op, variants in {
+            "kv_append": [""],
+            "rms_norm": ["", "-residual", "-heads"],
+            "rotary_embedding": [""],
+            "silu_and_mul": [""],
+            "argmax_tokens": [""],
+            "sample_tokens": ["", "-cutoff"],
+            "logit_cutoff": [""],
+        }.items()
+        for variant in variants
+        for dtype in ("bfloat16", "float32")
+    ),
+    "philox_words",
+    "philox_uniforms",
+    "mask_allowed_tokens",
+    "mask_bad_tokens",
+    "add_logit_bias",
+    "apply_penalties",
+]
+NAMES = [
+    *(f"{op}-{variant}" for op in ("paged_attention", "decode_attention") for variant in ATTENTION),
+    "decode_attention-128-bfloat16-drafts",
+    *OTHERS,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiles_and_fits(name: str, sm90_builds: list[dict[str, Any]]):
+    built = [facts for facts in sm90_builds if facts.get("name") == name]
+    assert built
+    for facts in built:
+        assert facts["num_cubin_bytes"] > 0
+        assert facts["shared"] <= SHARED_BYTES_PER_BLOCK, facts
+
+
+def test_b105_batch_sizes_share_one_variant_of_each_kernel(sm90_builds: list[dict[str, Any]]):
+    (counts,) = [facts["num_variants"] for facts in sm90_builds if "num_variants" in facts]
+    assert "decode_attention _reduce_splits_kernel" in counts
+    assert set(counts.values()) == {1}, counts
