@@ -200,6 +200,10 @@ def test_stop_strings_and_several_outputs(loaded):
     (stopped,) = llm.generate(["abc"], params, use_tqdm=False)
     assert stopped.outputs[0].text == text[: text.index(stop)]
     assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", stop)
+    at_limit = text.index(stop) + len(stop)
+    params = SamplingParams(temperature=0, max_tokens=at_limit, ignore_eos=True, stop=[stop])
+    (both,) = llm.generate(["abc"], params, use_tqdm=False)
+    assert (both.outputs[0].finish_reason, both.outputs[0].stop_reason) == ("stop", stop)
     several = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=6, ignore_eos=True)
     (output,) = llm.generate(["abc"], several, use_tqdm=False)
     assert [completion.index for completion in output.outputs] == [0, 1, 2]

@@ -115,8 +115,16 @@ class InputBuffers:
         )
 
     def decode_views(self, num_seqs: int) -> StepInputs:
-        """Return the views that a decode graph of `num_seqs` sequences reads."""
+        """Return the views that a decode graph of `num_seqs` sequences reads.
+
+        Their content is that of a batch that stores nothing and reads nothing.
+        """
         tensors = self._device_tensors
+        for name in ("token_ids", "positions", "seq_lens", "block_table"):
+            tensors[name].zero_()
+        tensors["slot_mapping"].fill_(-1)
+        size = tensors["query_start_loc"].shape[0]
+        tensors["query_start_loc"].copy_(torch.arange(size))
         return StepInputs(
             token_ids=tensors["token_ids"][:num_seqs],
             positions=tensors["positions"][:num_seqs],

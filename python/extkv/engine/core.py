@@ -242,16 +242,19 @@ class EngineCore:
         sequence = self._sequences[scheduled.request_id]
         sequence.num_cached_tokens = scheduled.num_cached_tokens
         reason = scheduled.finish_reason
-        is_stop = reason is FinishReason.STOP
-        for token_id in scheduled.token_ids:
+        last = len(scheduled.token_ids) - 1
+        for place, token_id in enumerate(scheduled.token_ids):
             sequence.token_ids.append(token_id)
             sequence.metrics.add_token(time.monotonic())
+            is_stop = reason is FinishReason.STOP and place == last
             stop = sequence.text.push(token_id, is_stop_token=is_stop)
-            if stop is not None and reason is None:
-                reason = FinishReason.STOP
-                self.scheduler.finish(sequence.sequence_id, FinishReason.STOP)
             if stop is not None:
+                if reason is None:
+                    self.scheduler.finish(sequence.sequence_id, FinishReason.STOP)
+                # As in vLLM, a stop string counts more than a length limit at the same token.
+                reason = FinishReason.STOP
                 sequence.output.stop_reason = stop
+                break
         self.sampler.append(self._slot_of[sequence.sequence_id], scheduled.token_ids)
         if logprobs is not None and sequence.output.logprobs is not None:
             sequence.output.logprobs.append(logprobs.to_entry(self._decode_one))

@@ -49,6 +49,7 @@ class ModelRunner:
         self._on_progress = on_progress
         self._buffers = InputBuffers(config, model.device)
         self._graphs = DecodeGraphs()
+        self._views: dict[int, StepInputs] = {}
         self._paged: PagedCache | None = None
         self.cache: KVCache
         self.sizing_plan: SizingPlan
@@ -140,8 +141,10 @@ class ModelRunner:
         if self.model.device.type != "cuda" or self.config.enforce_eager:
             return
         on_progress = self._on_progress
+        sizes = self.config.graph_batch_sizes()
+        self._views = {size: self._buffers.decode_views(size) for size in sizes}
         self._graphs.capture(
-            self.config.graph_batch_sizes(),
+            sizes,
             self._decode_forward,
             None
             if on_progress is None
@@ -150,10 +153,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _decode_forward(self, num_seqs: int) -> torch.Tensor:
-        inputs = self._buffers.decode_views(num_seqs)
-        # Rows of length 0 read nothing and slots below 0 store nothing.
-        inputs.seq_lens.zero_()
-        inputs.slot_mapping.fill_(-1)
+        inputs = self._views[num_seqs]
         hidden = self.model.forward(inputs.token_ids, inputs.positions, self._bound(inputs))
         return self.model.compute_logits(hidden)
 
