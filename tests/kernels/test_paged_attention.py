@@ -29,10 +29,9 @@ BOTH = pytest.mark.parametrize(
     [kernel.paged_attention, reference.paged_attention],
     ids=["kernel", "reference"],
 )
-Attend = "Callable[..., torch.Tensor]"
 
 
-def check(case: PagedCase, attend: Attend, **options: object) -> None:
+def check(case: PagedCase, attend: Callable[..., torch.Tensor], **options: object) -> None:
     """Compare one call with the formula."""
     found = attend(**case.arguments, **options)
     assert_matches(found, explicit_attention(case, **options))
@@ -42,7 +41,10 @@ def check(case: PagedCase, attend: Attend, **options: object) -> None:
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("sliding_window", [None, 1, 7, 40], ids="window={}".format)
 def test_mixed_batch_equals_the_formula(
-    sliding_window: int | None, is_causal: bool, attend: Attend, device: torch.device
+    sliding_window: int | None,
+    is_causal: bool,
+    attend: Callable[..., torch.Tensor],
+    device: torch.device,
 ):
     case = make_case(MIXED, device=device, num_padded_tokens=3)
     check(case, attend, is_causal=is_causal, sliding_window=sliding_window)
@@ -53,7 +55,7 @@ def test_mixed_batch_equals_the_formula(
     ("head_dim", "block_size"), [(16, 16), (64, 64), (80, 32), (96, 16), (128, 256), (256, 16)]
 )
 def test_every_head_dim_and_block_size(
-    head_dim: int, block_size: int, attend: Attend, device: torch.device
+    head_dim: int, block_size: int, attend: Callable[..., torch.Tensor], device: torch.device
 ):
     case = make_case([(5, 37), (1, 70)], device=device, head_dim=head_dim, block_size=block_size)
     check(case, attend)
@@ -62,7 +64,7 @@ def test_every_head_dim_and_block_size(
 @BOTH
 @pytest.mark.parametrize("heads", [(1, 1), (7, 1), (6, 2), (5, 5), (40, 1)], ids=str)
 def test_every_number_of_heads_per_kv_head(
-    heads: tuple[int, int], attend: Attend, device: torch.device
+    heads: tuple[int, int], attend: Callable[..., torch.Tensor], device: torch.device
 ):
     lengths = [(4, 20), (1, 33)]
     case = make_case(lengths, device=device, num_heads=heads[0], num_kv_heads=heads[1])
@@ -70,13 +72,17 @@ def test_every_number_of_heads_per_kv_head(
 
 
 @BOTH
-def test_half_precision_equals_the_formula(attend: Attend, device: torch.device):
+def test_half_precision_equals_the_formula(
+    attend: Callable[..., torch.Tensor], device: torch.device
+):
     check(make_case(MIXED, device=device, dtype=torch.float16), attend)
 
 
 @BOTH
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_b88_strides_come_from_the_cache(layout: str, attend: Attend, device: torch.device):
+def test_b88_strides_come_from_the_cache(
+    layout: str, attend: Callable[..., torch.Tensor], device: torch.device
+):
     check(make_case([(5, 37), (1, 20)], device=device, layout=layout), attend)
 
 
@@ -84,7 +90,7 @@ def test_b88_strides_come_from_the_cache(layout: str, attend: Attend, device: to
 @pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "full"])
 @pytest.mark.parametrize("fill", [torch.nan, torch.inf], ids=str)
 def test_b96_slots_past_the_length_are_not_seen(
-    fill: float, is_causal: bool, attend: Attend, device: torch.device
+    fill: float, is_causal: bool, attend: Callable[..., torch.Tensor], device: torch.device
 ):
     for dtype in (torch.float32, torch.float16):
         case = make_case([(1, 19)], device=device, dtype=dtype, fill=fill)
@@ -92,7 +98,9 @@ def test_b96_slots_past_the_length_are_not_seen(
 
 
 @BOTH
-def test_b86_recycled_block_with_nan_words(attend: Attend, device: torch.device):
+def test_b86_recycled_block_with_nan_words(
+    attend: Callable[..., torch.Tensor], device: torch.device
+):
     words = torch.tensor([0x7FC07FC0], dtype=torch.int32, device=device)
     for dtype in (torch.float32, torch.float16):
         clean = make_case([(1, 5)], device=device, dtype=dtype)
@@ -108,7 +116,9 @@ def test_b86_recycled_block_with_nan_words(attend: Attend, device: torch.device)
 
 
 @BOTH
-def test_accepts_no_sequences_and_no_tokens(attend: Attend, device: torch.device):
+def test_accepts_no_sequences_and_no_tokens(
+    attend: Callable[..., torch.Tensor], device: torch.device
+):
     case = make_case([], device=device, num_padded_tokens=0)
     assert attend(**case.arguments).shape == (0, 4, 64)
     check(make_case([], device=device, num_padded_tokens=5), attend)
@@ -116,7 +126,9 @@ def test_accepts_no_sequences_and_no_tokens(attend: Attend, device: torch.device
 
 
 @BOTH
-def test_takes_packed_queries_and_strided_outputs(attend: Attend, device: torch.device):
+def test_takes_packed_queries_and_strided_outputs(
+    attend: Callable[..., torch.Tensor], device: torch.device
+):
     case = make_case([(3, 20), (1, 40)], device=device)
     packed = torch.full((4, 4 * 64 + 2 * 128), torch.nan, device=device)
     packed[:, :256] = case.query.flatten(1)

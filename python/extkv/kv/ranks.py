@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -170,12 +171,9 @@ class RankGroup:
         try:
             self._store.set(f"{prefix}/{self.rank}", json.dumps([vote.num_blocks, vote.error]))
             if self.rank == 0:
-                decision = self._decide(prefix, what, must_be_equal=must_be_equal)
-                self._store.set(f"{prefix}/decision", json.dumps(decision))
+                decision = self._lead(prefix, what, must_be_equal=must_be_equal)
             else:
-                key = f"{prefix}/decision"
-                self._store.wait([key], timedelta(seconds=2 * self._timeout_s))
-                decision = json.loads(self._store.get(key))
+                decision = self._follow(prefix)
         except RuntimeError as error:  # the store's errors derive from it
             raise RankError(
                 f"ranks cannot agree ({what}): rank 0 gave no decision within "
@@ -186,20 +184,57 @@ class RankGroup:
             raise RankError(f"ranks cannot agree ({what}): {reason}")
         return Vote(num_blocks)
 
-    def _decide(self, prefix: str, what: str, *, must_be_equal: bool) -> tuple[int, str | None]:
-        """Collect all votes on the first rank; return the number of blocks or why there is none."""
-        votes: list[Vote] = []
+    def _lead(self, prefix: str, what: str, *, must_be_equal: bool) -> tuple[int, str | None]:
+        """Decide on the first rank, and stay until the others have read the decision.
+
+        The first rank hosts the store: if its process ended sooner, the others could not know.
+        """
+        votes = self._votes(prefix)
+        decision = self._decide(votes, what, must_be_equal=must_be_equal)
+        self._store.set(f"{prefix}/decision", json.dumps(decision))
+        deadline = time.monotonic() + self._timeout_s
+        for rank in range(1, self.world_size):
+            if rank in votes:
+                self._has_key(f"{prefix}/{rank}/read", deadline)
+        return decision
+
+    def _follow(self, prefix: str) -> tuple[int, str | None]:
+        """Wait for the first rank's decision, and tell it that it was read."""
+        key = f"{prefix}/decision"
+        self._store.wait([key], timedelta(seconds=2 * self._timeout_s))
+        num_blocks, reason = json.loads(self._store.get(key))
+        self._store.set(f"{prefix}/{self.rank}/read", "1")
+        return num_blocks, reason
+
+    def _votes(self, prefix: str) -> dict[int, Vote]:
+        """Collect the votes that come in time, by rank."""
+        deadline = time.monotonic() + self._timeout_s
+        return {
+            rank: Vote(*json.loads(self._store.get(f"{prefix}/{rank}")))
+            for rank in range(self.world_size)
+            if self._has_key(f"{prefix}/{rank}", deadline)
+        }
+
+    def _has_key(self, key: str, deadline: float) -> bool:
+        """Wait for a key until a time; return whether it came."""
+        left_s = max(deadline - time.monotonic(), 0.01)
+        try:
+            self._store.wait([key], timedelta(seconds=left_s))
+        except RuntimeError:
+            return False
+        return True
+
+    def _decide(
+        self, votes: dict[int, Vote], what: str, *, must_be_equal: bool
+    ) -> tuple[int, str | None]:
+        """Return the number of blocks that the votes agree on, or why there is none."""
         for rank in range(self.world_size):
-            key = f"{prefix}/{rank}"
-            try:
-                self._store.wait([key], timedelta(seconds=self._timeout_s))
-                votes.append(Vote(*json.loads(self._store.get(key))))
-            except RuntimeError:
+            if rank not in votes:
                 return 0, f"rank {rank} did not answer within {self._timeout_s:g} s ({what})"
-        for rank, vote in enumerate(votes):
+        for rank, vote in votes.items():
             if vote.error is not None:
                 return 0, f"rank {rank} failed: {vote.error}"
-        numbers = [vote.num_blocks for vote in votes]
+        numbers = [vote.num_blocks for vote in votes.values()]
         if must_be_equal and len(set(numbers)) > 1:
             return 0, f"ranks ask for different numbers of blocks: {numbers}"
         return min(numbers), None
