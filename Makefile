@@ -42,7 +42,8 @@ check-python: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/typos
 
 bench: $(VENV)/.built  ## Run the benches that need no GPU; see bench/README.md for the others.
-	$(BIN)/python bench/memory/bench_host.py
+	$(BIN)/python -m bench.memory.bench_host
+	$(BIN)/python -m bench.kv.bench_cache
 
 gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
 	.ci/gpu-wheel.sh

@@ -1,0 +1,111 @@
+"""Inputs of a step: what is uploaded, and what padded rows and captured graphs see."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from extkv.engine.batch import InputBuffers
+from extkv.engine.config import EngineConfig
+from extkv.engine.scheduling import Scheduler
+from extkv.errors import InvalidArgumentError
+
+CONFIG = EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64)
+
+
+def scheduler() -> Scheduler:
+    return Scheduler(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        vocab_size=100,
+        block_size=16,
+        num_blocks=40,
+    )
+
+
+def decode_plan(num_seqs: int):
+    made = scheduler()
+    for request_id in range(num_seqs):
+        made.add_request(request_id, [1 + request_id] * 3, max_tokens=5)
+    made.schedule()
+    made.update(list(range(num_seqs)), list(range(num_seqs + 1)), [7] * num_seqs)
+    return made.schedule()
+
+
+def buffers() -> InputBuffers:
+    made = InputBuffers(CONFIG, torch.device("cpu"))
+    made.worst_case()  # leaves other content behind, as start-up does
+    return made
+
+
+def test_a_prefill_step_is_uploaded_as_planned():
+    made = scheduler()
+    made.add_request(1, list(range(10, 30)), max_tokens=5)
+    made.add_request(2, [5, 6], max_tokens=5)
+    plan = made.schedule()
+    inputs = buffers().fill(plan)
+    assert inputs.token_ids.tolist() == [*range(10, 30), 5, 6]
+    assert inputs.positions.tolist() == [*range(20), 0, 1]
+    assert inputs.query_start_loc.tolist() == [0, 20, 22]
+    assert inputs.seq_lens.tolist() == [20, 2]
+    assert inputs.sample_rows.tolist() == [19, 21]
+    assert (inputs.max_query_len, inputs.max_seq_len) == (20, 20)
+    blocks = plan.block_tables
+    assert np.array_equal(inputs.block_table[:, : blocks.shape[1]].numpy(), blocks)
+
+
+def test_b33_padded_rows_store_nothing_and_read_nothing():
+    plan = decode_plan(3)
+    inputs = buffers().fill(plan, padded_seqs=8)
+    assert inputs.query_start_loc.tolist() == list(range(9))
+    assert inputs.seq_lens.tolist() == [4, 4, 4, 0, 0, 0, 0, 0]
+    assert inputs.slot_mapping[3:].tolist() == [-1] * 5
+    assert inputs.token_ids.tolist() == [7, 7, 7, 0, 0, 0, 0, 0]
+    assert inputs.max_query_len == 1
+
+
+@pytest.mark.parametrize("num_seqs", [1, 4, 8])
+def test_graphs_are_captured_over_a_batch_that_touches_no_cache(num_seqs: int):
+    inputs = buffers().decode_views(num_seqs)
+    assert inputs.query_start_loc.tolist() == list(range(num_seqs + 1))
+    assert inputs.seq_lens.tolist() == [0] * num_seqs
+    assert inputs.slot_mapping.tolist() == [-1] * num_seqs
+    assert inputs.token_ids.shape == inputs.positions.shape == (num_seqs,)
+
+
+def test_graph_inputs_and_step_inputs_are_the_same_memory():
+    made = buffers()
+    captured = made.decode_views(4)
+    filled = made.fill(decode_plan(4), padded_seqs=4)
+    for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start_loc"):
+        assert getattr(captured, name).data_ptr() == getattr(filled, name).data_ptr()
+        assert torch.equal(getattr(captured, name), getattr(filled, name))
+
+
+def test_the_worst_step_has_every_token_and_stores_none():
+    inputs = InputBuffers(CONFIG, torch.device("cpu")).worst_case()
+    assert inputs.token_ids.shape == (64,)
+    assert inputs.query_start_loc.tolist() == list(range(0, 65, 8))
+    assert (inputs.slot_mapping == -1).all()
+    assert not inputs.seq_lens.any()
+
+
+def test_graph_sizes_cover_every_batch():
+    assert CONFIG.graph_batch_sizes() == [1, 2, 4, 8]
+    wide = EngineConfig(max_model_len=16, max_num_seqs=20, max_num_batched_tokens=20)
+    assert wide.graph_batch_sizes() == [1, 2, 4, 8, 16, 20]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"block_size": -1}, "block_size is -1"),
+        ({"gpu_memory_utilization": 1.5}, "1.5"),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "max_num_seqs = 65"),
+    ],
+)
+def test_limits_are_checked(options, words):
+    with pytest.raises(InvalidArgumentError, match=words):
+        EngineConfig(**{"max_model_len": 128, **options})
