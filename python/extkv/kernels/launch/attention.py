@@ -63,12 +63,14 @@ class AttentionCall(NamedTuple):
         _, num_heads, head_dim = query.shape
         check_tensor("key_cache", cache, [query.dtype], [None, None, None, head_dim], device)
         check_tensor("value_cache", self.value_cache, [query.dtype], cache.shape, device)
+        check_tensor("seq_lens", self.seq_lens, indices, [None], device, is_last_dim_dense=True)
         for name, tensor, shape in (
-            ("seq_lens", self.seq_lens, [None]),
             ("query_start_loc", self.query_start_loc, [self.num_seqs + 1]),
             ("block_table", self.block_table, [self.num_seqs, None]),
         ):
             check_tensor(name, tensor, indices, shape, device, is_last_dim_dense=True)
+        if cache.shape[1] == 0:
+            raise InvalidArgumentError("block_size must be at least 1, got 0")
         if not 0 < head_dim <= MAX_HEAD_DIM:
             raise InvalidArgumentError(f"head_dim must be in [1, {MAX_HEAD_DIM}], got {head_dim}")
         num_kv_heads = cache.shape[2]
