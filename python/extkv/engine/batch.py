@@ -88,10 +88,9 @@ class InputBuffers:
         self._put("token_ids", np.maximum(plan.input_token_ids, 0), tokens, 0)
         self._put("positions", plan.positions, tokens, 0)
         self._put("slot_mapping", plan.slot_mapping, tokens, -1)
-        self._put("query_start_loc", plan.query_start_loc, rows + 1, num_tokens)
-        if padded_seqs is not None:
-            spare = np.arange(num_tokens, padded_seqs + 1, dtype=np.int32)
-            self._host_tensors["query_start_loc"][num_seqs : rows + 1] = torch.from_numpy(spare)
+        # Every row of a decode step, padded or not, feeds one token.
+        starts = plan.query_start_loc if padded_seqs is None else np.arange(padded_seqs + 1)
+        self._put("query_start_loc", starts, rows + 1, 0)
         self._put("seq_lens", plan.seq_lens, rows, 0)
         table = self._host_tensors["block_table"]
         table[:num_seqs, :width] = torch.from_numpy(plan.block_tables)
@@ -103,13 +102,10 @@ class InputBuffers:
 
         They store nothing and, with sequences of length 0, read nothing.
         """
-        tensors = self._device_tensors
+        tensors = self._blank()
         num_tokens, num_seqs = tensors["token_ids"].shape[0], tensors["seq_lens"].shape[0]
         starts = torch.arange(num_seqs + 1) * num_tokens // num_seqs
         tensors["query_start_loc"].copy_(starts)
-        for name in ("token_ids", "positions", "seq_lens", "block_table"):
-            tensors[name].zero_()
-        tensors["slot_mapping"].fill_(-1)
         return StepInputs(
             **tensors, max_query_len=-(-num_tokens // num_seqs), max_seq_len=num_tokens
         )
@@ -119,10 +115,7 @@ class InputBuffers:
 
         Their content is that of a batch that stores nothing and reads nothing.
         """
-        tensors = self._device_tensors
-        for name in ("token_ids", "positions", "seq_lens", "block_table"):
-            tensors[name].zero_()
-        tensors["slot_mapping"].fill_(-1)
+        tensors = self._blank()
         size = tensors["query_start_loc"].shape[0]
         tensors["query_start_loc"].copy_(torch.arange(size))
         return StepInputs(
@@ -136,6 +129,14 @@ class InputBuffers:
             max_query_len=1,
             max_seq_len=tensors["block_table"].shape[1],
         )
+
+    def _blank(self) -> dict[str, torch.Tensor]:
+        """Set the device tensors to a batch that stores nothing and, of length 0, reads nothing."""
+        tensors = self._device_tensors
+        for name in ("token_ids", "positions", "seq_lens", "block_table"):
+            tensors[name].zero_()
+        tensors["slot_mapping"].fill_(-1)
+        return tensors
 
     def _put(self, name: str, values: np.ndarray, size: int, padding: int) -> None:
         host = self._host_tensors[name]

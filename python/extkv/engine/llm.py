@@ -254,7 +254,7 @@ class LLM:
         total = len(requests)
         done = 0
         with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
-            while any(not request.is_finished for request in requests):
+            while done < total:
                 self.engine.step()
                 finished = sum(request.is_finished for request in requests)
                 bar.update(finished - done)

@@ -60,11 +60,14 @@ class PagedCache:
 
     has_sliding_windows = True
 
-    def __init__(self, cache: KVCache, config: ModelConfig, max_num_seqs: int) -> None:
+    def __init__(
+        self, cache: KVCache, config: ModelConfig, *, max_num_seqs: int, max_model_len: int
+    ) -> None:
         self._config = config
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
+        tensors = cache.tensors()
         for layer_id in range(config.num_layers):
-            tensor = cache.tensors()[layer_name(layer_id)]
+            tensor = tensors[layer_name(layer_id)]
             if isinstance(tensor, list):
                 raise TypeError("attention layers have one tensor")
             self._caches.append((tensor[0], tensor[1]))
@@ -75,29 +78,26 @@ class PagedCache:
         if self._is_cuda:
             properties = torch.cuda.get_device_properties(cache.device)
             self._num_processors = properties.multi_processor_count
-        self._max_num_seqs = max_num_seqs
-        self._workspace: torch.Tensor | None = None
+        self._max_model_len = max_model_len
         self._inputs: StepInputs | None = None
         self._num_splits = 1
+        self._workspace = self._split_workspace(max_num_seqs) if self._is_cuda else None
 
-    def prepare_decode(self, max_model_len: int) -> None:
-        """Allocate the split workspace of decode steps, before graphs are captured."""
-        if not self._is_cuda:
-            return
+    def _split_workspace(self, max_num_seqs: int) -> torch.Tensor:
+        """Allocate the workspace of decode steps of any batch, before graphs are captured."""
         sizes = [
             self._ops.decode_workspace_size(
-                num_seqs, self._config.num_heads, self._config.head_dim,
-                self._splits(num_seqs, max_model_len),
+                num_seqs, self._config.num_heads, self._config.head_dim, self._splits(num_seqs)
             )
-            for num_seqs in range(1, self._max_num_seqs + 1)
-        ]  # fmt: skip
+            for num_seqs in range(1, max_num_seqs + 1)
+        ]
         device = self._caches[0][0].device
-        self._workspace = torch.empty(max(1, *sizes), dtype=torch.float32, device=device)
+        return torch.empty(max(1, *sizes), dtype=torch.float32, device=device)
 
-    def bind(self, inputs: StepInputs, *, max_model_len: int) -> None:
+    def bind(self, inputs: StepInputs) -> None:
         """Use these inputs in the next forward pass; a captured graph keeps using them."""
         self._inputs = inputs
-        self._num_splits = self._splits(inputs.seq_lens.shape[0], max_model_len)
+        self._num_splits = self._splits(inputs.seq_lens.shape[0])
 
     def attend(
         self, layer_id: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -129,12 +129,15 @@ class PagedCache:
             attended = self._ops.paged_attention(query, key_cache, value_cache, **options)
         return attended
 
-    def _splits(self, num_seqs: int, max_model_len: int) -> int:
+    def _splits(self, num_seqs: int) -> int:
         if not self._is_cuda:
             return 1
         return int(
             self._ops.choose_num_splits(
-                num_seqs, self._config.num_kv_heads, max_model_len, self._num_processors
+                num_seqs,
+                self._config.num_kv_heads,
+                self._max_model_len,
+                self._num_processors,
             )
         )
 

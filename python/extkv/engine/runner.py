@@ -128,13 +128,17 @@ class ModelRunner:
 
     def _attach(self, cache: KVCache) -> None:
         self.cache = cache
-        self._paged = PagedCache(cache, self.model.config, self.config.max_num_seqs)
-        self._paged.prepare_decode(self.config.max_model_len)
+        self._paged = PagedCache(
+            cache,
+            self.model.config,
+            max_num_seqs=self.config.max_num_seqs,
+            max_model_len=self.config.max_model_len,
+        )
 
     def _bound(self, inputs: StepInputs) -> PagedCache:
         if self._paged is None:
             raise RuntimeError("start comes before run")
-        self._paged.bind(inputs, max_model_len=self.config.max_model_len)
+        self._paged.bind(inputs)
         return self._paged
 
     def _capture(self) -> None:
@@ -162,7 +166,7 @@ class ModelRunner:
         """Run the most tokens a step can have, and sample the most rows."""
         inputs = self._buffers.worst_case()
         if isinstance(cache, PagedCache):
-            cache.bind(inputs, max_model_len=self.config.max_model_len)
+            cache.bind(inputs)
         hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
         num_rows = min(self.config.max_num_seqs, hidden.shape[0])
         self._sample_for_profile(self.model.compute_logits(hidden[:num_rows]))
