@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
     from extkv.engine.step_data import RequestOutput as ScheduledOutput
-    from extkv.engine.step_data import StepPlan
+    from extkv.engine.step_data import StepOutput, StepPlan
     from extkv.models.tokenizer import Tokenizer
 
 
@@ -118,8 +118,10 @@ class EngineCore:
         if self._overlaps is None:
             self._overlaps = runner.model.device.type == "cuda"
         self._flight: _Flight | None = None
-        # Steps whose tokens the scheduler knows and the sequences do not.
-        self._collected: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
+        # Steps whose tokens the scheduler knows, but the sequences and the sampler do not; then
+        # those whose texts are not made.
+        self._collected: list[tuple[StepOutput, dict[int, RowLogprobs]]] = []
+        self._absorbed: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -212,9 +214,10 @@ class EngineCore:
         except Exception:
             self._give_up()
             raise
+        self._absorb()
         changed: list[Sequence] = []
-        while self._collected:
-            outputs, logprobs = self._collected.pop(0)
+        while self._absorbed:
+            outputs, logprobs = self._absorbed.pop(0)
             changed += [
                 self._advance(scheduled, logprobs.get(scheduled.request_id))
                 for scheduled in outputs
@@ -231,10 +234,14 @@ class EngineCore:
         if plan.is_empty:
             return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
-        self._enter_slots(plan, rows)
-        wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
+        wants_prompt: list[range] = []
+        if not plan.is_pure_decode:
+            wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
         is_prompt = any(wants_prompt)
         logits = self.runner.run(plan, prompt_logits=is_prompt)
+        # The device computes: from here to `_collect` the host has time.
+        self._absorb()
+        self._enter_slots(plan, rows)
         prompt_logprobs = []
         if is_prompt:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
@@ -273,14 +280,20 @@ class EngineCore:
                 self._sequences[ids[index]].error = reason
         failed = [ids[index] for index in result.failures]
         step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
-        outputs = step.requests()
-        for scheduled in outputs:
-            sequence = self._sequences.get(scheduled.request_id)
-            if sequence is not None:
-                sequence.token_ids += scheduled.token_ids
-                self.sampler.append(self._slot_of[scheduled.request_id], scheduled.token_ids)
         logprobs = {ids[index]: value for index, value in result.logprobs.items()}
-        self._collected.append((outputs, logprobs))
+        self._collected.append((step, logprobs))
+
+    def _absorb(self) -> None:
+        """Tell sequences and sampler the tokens of collected steps."""
+        while self._collected:
+            step, logprobs = self._collected.pop(0)
+            outputs = step.requests()
+            for scheduled in outputs:
+                sequence = self._sequences.get(scheduled.request_id)
+                if sequence is not None:
+                    sequence.token_ids += scheduled.token_ids
+                    self.sampler.append(self._slot_of[scheduled.request_id], scheduled.token_ids)
+            self._absorbed.append((outputs, logprobs))
 
     def _give_up(self) -> None:
         self._flight = None

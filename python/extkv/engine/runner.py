@@ -71,6 +71,7 @@ class ModelRunner:
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             extensible=config.enable_extensible_kv_cache,
+            loaded_weight_bytes=self.model.weights.num_bytes,
             max_blocks=self._most_blocks(plan_cache(layers, max_blocks=1).bytes_per_block),
         )
         sizer.weights_loaded()
