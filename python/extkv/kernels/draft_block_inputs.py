@@ -125,10 +125,9 @@ def _draft_block_inputs_kernel(
         tl.store(query_positions_ptr + offset, clamped, mask=is_query)
         tl.store(slots_ptr + offset, slot, mask=is_query)
         # Without the anchor's slot, slot j predicts the token at its own position.
-        SKIPPED: tl.constexpr = NUM_QUERIES - NUM_DRAFTS
         is_draft = query < NUM_DRAFTS
         offset = request * NUM_DRAFTS + query
-        tl.store(sample_rows_ptr + offset, request * NUM_QUERIES + query + SKIPPED, mask=is_draft)
+        tl.store(sample_rows_ptr + offset, request * NUM_QUERIES + query + NUM_QUERIES - NUM_DRAFTS, mask=is_draft)
         sampled = tl.where(is_request, position + 1, 0)
         tl.store(sample_positions_ptr + offset, sampled, mask=is_draft)
         tl.store(anchor_positions_ptr + request, anchor_position)
@@ -138,11 +137,11 @@ def _draft_block_inputs_kernel(
         for first in range(start, end, ROW_TILE):
             row = first + tl.arange(0, ROW_TILE)
             is_kept = row < kept_end
-            position = tl.load(positions_ptr + row * positions_stride, mask=is_kept, other=0)
-            slot = slot_of(table_ptr, position, max_position, BLOCK_SIZE, max_blocks, is_kept)
-            clamped = tl.minimum(position, max_position - 1)
-            tl.store(context_positions_ptr + row, clamped, mask=row < end)
-            tl.store(context_slots_ptr + row, slot, mask=row < end)
+            place = tl.load(positions_ptr + row * positions_stride, mask=is_kept, other=0)
+            context = slot_of(table_ptr, place, max_position, BLOCK_SIZE, max_blocks, is_kept)
+            place = tl.minimum(place, max_position - 1)
+            tl.store(context_positions_ptr + row, place, mask=row < end)
+            tl.store(context_slots_ptr + row, context, mask=row < end)
 
 
 def _shapes(num_reqs: int, num_rows: int, num_queries: int, num_drafts: int) -> list[list[int]]:

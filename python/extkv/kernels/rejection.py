@@ -11,7 +11,7 @@ its lane, `residual` and `bonus` have lane 0. A row without drafts takes the sam
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -45,11 +45,11 @@ class ResidualSettings(NamedTuple):
     num_stages: int
 
 
-def residual_settings(num_work: int, dtype: torch.dtype) -> ResidualSettings:
-    """Return the tiles for a number of residual rows; they do not change what is drawn."""
+def residual_settings(num_reqs: int, dtype: torch.dtype, method: Method) -> ResidualSettings:
+    """Return the tiles for a batch; they do not change what is drawn."""
     if dtype == torch.float32:
         return ResidualSettings(32, 32, 4, 3)
-    if num_work <= 32:
+    if num_reqs <= 32 and method != "block":
         return ResidualSettings(32, 64, 4, 4)
     return ResidualSettings(64, 64, 8, 3)
 
@@ -105,7 +105,7 @@ class _Call(NamedTuple):
     positions: torch.Tensor
     draft: DraftLaw | None
     max_num_drafts: int
-    method: str
+    method: Method
     cutoff: torch.Tensor | None
     acceptance_rates: torch.Tensor | None
 
@@ -203,7 +203,7 @@ def _launch_masses(call: _Call, views: _Workspace, settings: ResidualSettings | 
     vocab_size = call.target_logits.shape[1]
     num_work = views.work_rows.shape[0]
     dtype = torch.float32 if call.codes is None else call.codes.dtype
-    settings = settings or residual_settings(num_work, dtype)
+    settings = settings or residual_settings(call.num_reqs, dtype, call.method)
     num_tiles = -(-vocab_size // DRAFT_VOCAB_TILE)
     residual_masses_kernel[(-(-num_work // settings.row_tile) * num_tiles,)](
         views.masses,
@@ -480,7 +480,7 @@ def verify_drafts(
         positions,
         None if method == "synthetic" else draft,
         max_num_drafts,
-        cast("str", method),
+        method,
         cutoff,
         acceptance_rates,
     )

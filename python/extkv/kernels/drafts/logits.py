@@ -72,11 +72,12 @@ def draft_logits_of_row(
     projection_ptr,
     projection_stride,
     codes_ptr,
+    codes_offset,
     RANK: tl.constexpr,
     VOCAB_TILE: tl.constexpr,
     DEPTH_TILE: tl.constexpr,
 ):
-    """Return the same for one row, float32 [VOCAB_TILE]; pointers are those of the row."""
+    """Return the same for one row, float32 [VOCAB_TILE]; `base_ptr` is that of the row."""
     column = column.to(tl.int64)
     base = tl.load(base_ptr + column * base_stride_column, mask=is_column, other=-float("inf"))
     base = base.to(tl.float32)
@@ -93,6 +94,6 @@ def draft_logits_of_row(
                 mask=is_column[:, None] & is_depth[None, :],
                 other=0.0,
             )
-            code = tl.load(codes_ptr + start + depth, mask=is_depth, other=0.0)
+            code = tl.load(codes_ptr + codes_offset + start + depth, mask=is_depth, other=0.0)
             products += weight.to(tl.float32) * code.to(tl.float32)[None, :]
         return base + tl.sum(products, axis=1)
