@@ -60,9 +60,7 @@ def markov_step(
         out = MarkovDraw(*(torch.empty(num_rows, dtype=dtype, device=device) for dtype in dtypes))
     if num_rows == 0:
         return out
-    logits = markov_logits(
-        base_logits, projection, tokens=tokens, embedding=embedding, codes=codes
-    )
+    logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
     has_nan = logits.isnan().any(1)
     values = torch.where(logits.isnan(), -torch.inf, logits)
     largest, drawn = values.max(1)
@@ -74,9 +72,7 @@ def markov_step(
         assert positions is not None
         is_sampled = temperature >= _LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
-        uniforms = philox_uniforms(
-            seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot)
-        )
+        uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
         found, masses = draw_in_tiles(values, heat, uniforms)
         log_sum_exp = torch.where(is_sampled, largest / heat + masses.log(), 0.0)
         drawn = torch.where(is_sampled & ~has_none, found, drawn)
@@ -106,12 +102,12 @@ def draw_in_tiles(
     width = min(DRAFT_VOCAB_TILE, vocab_size)
     largest = values.amax(1)
     weights = softmax_weights(values, largest[:, None], temperature[:, None])
-    weights = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
-    masses = weights.sum(2)
+    padding = (0, -vocab_size % width)
+    masses = functional.pad(weights, padding).view(num_rows, -1, width).sum(2)
     tile = pick(masses, uniforms[:, 0])
     rows = torch.arange(num_rows, device=values.device)
     # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
-    tiles = functional.pad(values, (0, -vocab_size % width), value=-torch.inf)
+    tiles = functional.pad(values, padding, value=-torch.inf)
     inside = tiles.view(num_rows, -1, width)[rows, tile]
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
     return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)

@@ -48,12 +48,16 @@ class _Windows(NamedTuple):
     flags: torch.Tensor
 
     def accept_uniforms(self) -> torch.Tensor:
-        """Return the uniform that decides on the draft after each row; its lane is the slot."""
-        lanes = torch.arange(self.rows.shape[1], device=self.rows.device).expand_as(self.rows)
-        words = philox_uniforms(
-            self.seeds.flatten(), self.positions.flatten(), Stream.ACCEPT, lanes.flatten()
+        """Return the uniform that decides on the draft after each row; its lane is the slot.
+
+        The last row of a full window has no draft: its uniform is 1, which accepts nothing.
+        """
+        seeds, positions = self.seeds[:, :-1], self.positions[:, :-1]
+        lanes = torch.arange(seeds.shape[1], device=seeds.device).expand_as(seeds)
+        numbers = philox_uniforms(
+            seeds.flatten(), positions.flatten(), Stream.ACCEPT, lanes.flatten()
         )
-        return words[:, 0].view(self.rows.shape)
+        return functional.pad(numbers[:, 0].view(seeds.shape), (0, 1), value=1.0)
 
 
 def verify_drafts(
@@ -111,9 +115,7 @@ def verify_drafts(
     if method == "block":
         scale = _prefix_scales(windows, log_q).gather(1, accepted[:, None])[:, 0].exp()
     is_rejected = (accepted < num_drafts) & (method != "synthetic")
-    drawn = _draw(
-        windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None
-    )
+    drawn = _draw(windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None)
     first = accepted[:, None]
     is_chosen = windows.is_greedy[:, 0] | (windows.flags.gather(1, first)[:, 0] >= 2)
     tokens = torch.where(is_chosen, windows.argmax.gather(1, first)[:, 0], drawn)
@@ -334,7 +336,8 @@ def _pick_in_tiles(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tenso
     """Pick a tile of the row by its mass, then a token inside it."""
     num_rows, vocab_size = weights.shape
     width = min(DRAFT_VOCAB_TILE, vocab_size)
-    tiles = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
+    tiles = functional.pad(weights, (0, -vocab_size % width))
+    tiles = tiles.view(num_rows, -(-vocab_size // width), width)
     chosen = pick(tiles.sum(2), uniforms[:, 0])
     inside = tiles[torch.arange(num_rows, device=weights.device), chosen]
     return chosen * width + pick(inside, uniforms[:, 1])
