@@ -448,7 +448,7 @@ def verify_drafts(
     Args:
         target_logits (float, [num_rows, vocab_size], device): Rows of any stride, dense tokens.
         token_ids (int64, [num_rows], device): Tokens of the windows; any stride.
-        window_starts (int32, [num_reqs + 1], device): Ascending; at most num_rows.
+        window_starts (int32, [num_reqs + 1], device): Ascending from 0, at most num_rows. Dense.
         temperature (float32, [num_rows], device): That of the request, also used to draft; any
             stride. `seeds` and `positions` likewise.
         seeds (int64, [num_rows], device): Seed of each row's request.
