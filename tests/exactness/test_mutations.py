@@ -132,7 +132,7 @@ def test_sees_a_wrong_residual(residual, method: str, monkeypatch: pytest.Monkey
 
 def test_sees_a_block_residual_without_its_scale(monkeypatch: pytest.MonkeyPatch):
     chain = Chain(method="block", num_tokens=3, num_drafts=3, vocab_size=3, seed=5)
-    monkeypatch.setattr(rejection, "_residual", lambda scale, p, q: (p - q).clamp(min=0.0))
+    monkeypatch.setattr(rejection, "_residual", lambda _, p, q: (p - q).clamp(min=0.0))
     assert p_of(chain) < LEAST_P
 
 
@@ -221,7 +221,7 @@ def test_sees_look_ahead_of_appendix_a(looks_ahead: bool, method: str):
 @METHODS
 def test_placeholders_shorten_a_window_and_keep_the_law(method: str):
     # Every third request holds a placeholder in place of its first or second draft.
-    def with_holes(
+    def with_holes(  # noqa: PLR0917 as verify_drafts
         target: torch.Tensor,
         token_ids: torch.Tensor,
         starts: torch.Tensor,

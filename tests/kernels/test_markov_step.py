@@ -1,4 +1,4 @@
-"""Markov step: the twin, the law that verification is told, keys, reduced vocabularies, bad rows."""
+"""Markov step: the twin, the law told to verification, keys, reduced vocabularies, bad rows."""
 
 from __future__ import annotations
 
@@ -72,8 +72,7 @@ def test_takes_base_logits_of_any_strides(device):
     head[:, :8] = arguments["projection"]
     seeds = torch.stack([arguments["seeds"]] * 2, dim=1)
     found = kernel.markov_step(
-        **arguments
-        | {"base_logits": wide.T[2:6], "projection": head[:, :8], "seeds": seeds[:, 0]}
+        **arguments | {"base_logits": wide.T[2:6], "projection": head[:, :8], "seeds": seeds[:, 0]}
     )
     for have, want in zip(found, expected, strict=True):
         assert torch.equal(have, want)

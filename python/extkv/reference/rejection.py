@@ -60,7 +60,7 @@ class _Windows(NamedTuple):
         return functional.pad(numbers[:, 0].view(seeds.shape), (0, 1), value=1.0)
 
 
-def verify_drafts(
+def verify_drafts(  # noqa: PLR0917 as the kernel
     target_logits: torch.Tensor,
     token_ids: torch.Tensor,
     window_starts: torch.Tensor,
@@ -117,16 +117,17 @@ def verify_drafts(
     is_rejected = (accepted < num_drafts) & (method != "synthetic")
     drawn = _draw(windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None)
     first = accepted[:, None]
-    is_chosen = windows.is_greedy[:, 0] | (windows.flags.gather(1, first)[:, 0] >= 2)
+    flags = windows.flags.gather(1, first)[:, 0]
+    is_chosen = windows.is_greedy[:, 0] | (flags & RowFlag.NO_CANDIDATE > 0)
     tokens = torch.where(is_chosen, windows.argmax.gather(1, first)[:, 0], drawn)
     is_request = windows.is_row[:, 0]
     out.num_accepted.copy_(accepted)
     out.next_tokens.copy_(torch.where(is_request, tokens, 0))
-    out.flags.copy_(torch.where(is_request, windows.flags.gather(1, first)[:, 0], 0))
+    out.flags.copy_(torch.where(is_request, flags, 0))
     return out
 
 
-def _windows(
+def _windows(  # noqa: PLR0917 as verify_drafts
     target_logits: torch.Tensor,
     token_ids: torch.Tensor,
     window_starts: torch.Tensor,

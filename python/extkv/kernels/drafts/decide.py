@@ -3,7 +3,7 @@
 One program does the window of one request. It leaves per row what later parts need, and per request
 the row that its next token comes from and how. Block verification is decided later, in the draw.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, N803, PLR0917 -- Triton: untyped pointers, capital constants
+# ruff: noqa: ANN001, ANN201, N803, PLR0917 -- Triton: untyped pointers, capital constants
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def accept_uniform(seeds_ptr, positions_ptr, seeds_stride, positions_stride, row
         "rates_ptr",
     ],
 )
-def decide_kernel(
+def decide_kernel(  # noqa: PLR0915 one program does a window
     num_accepted_ptr,
     next_tokens_ptr,
     flags_ptr,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from extkv.kernels.drafts.decide import BLOCK, DONE, FROM_RESIDUAL, FROM_TARGET, accept_uniform
+from extkv.kernels.drafts.decide import DONE, FROM_RESIDUAL, FROM_TARGET, accept_uniform
 from extkv.kernels.drafts.logits import code_offset, draft_logits_of_row, draft_logits_tile
 from extkv.kernels.logit_cutoff import load_logits, load_or, softmax_weight
 from extkv.kernels.philox import Stream, uniform_of, words_of
@@ -204,7 +204,7 @@ def _block_accepted(
         "draft_ids_ptr",
     ],
 )
-def draw_kernel(
+def draw_kernel(  # noqa: C901, PLR0915 one program does a request
     num_accepted_ptr,
     next_tokens_ptr,
     flags_ptr,
@@ -363,7 +363,7 @@ def draw_kernel(
             masses = sums * softmax_weight(maxima, largest, inverse)
             row_ptr = target_ptr + row * target_stride
             removed = tl.full((), -1, tl.int64)
-            if IS_ONE_HOT:
+            if IS_ONE_HOT:  # noqa: SIM102 the outer one is decided at compilation
                 if kind == FROM_RESIDUAL:
                     removed = tl.load(token_ids_ptr + (row + 1) * token_ids_stride)
                     removed_tile = (removed // VOCAB_TILE).to(tl.int32)
