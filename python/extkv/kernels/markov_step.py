@@ -361,7 +361,7 @@ def launch(step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: Mark
             VOCAB_TILE=DRAFT_VOCAB_TILE,
             TILES_PADDED=padded_to_power_of_two(num_tiles),
             DEPTH_TILE=min(PICK_DEPTH_TILE, padded_to_power_of_two(rank)),
-            num_warps=4,
+            num_warps=8,
         )
 
 

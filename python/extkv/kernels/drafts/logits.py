@@ -9,8 +9,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 # Vocabulary per tile. It decides which token a uniform picks, so it is one for all batch sizes.
 DRAFT_VOCAB_TILE = 128
-# Depth of a chunk where one program computes the bias of one row.
-PICK_DEPTH_TILE = 32
+# Depth of a chunk where one program computes the bias of one row: large, so that the loads of a
+# tile are under way together.
+PICK_DEPTH_TILE = 128
 
 
 @triton.jit
