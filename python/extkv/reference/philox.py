@@ -19,7 +19,12 @@ _MASK = 0xFFFFFFFF
 
 
 class Stream(enum.IntEnum):
-    """What a draw is for; draws of different streams are independent."""
+    """What a draw is for; draws of different streams are independent.
+
+    Draws of `DRAFT` and `ACCEPT` have the draft's slot in its round as their lane, since the next
+    round comes back to the same positions. `RESIDUAL` and `BONUS` have lane 0: a token of a
+    position is emitted once.
+    """
 
     DRAFT = 0
     ACCEPT = 1
