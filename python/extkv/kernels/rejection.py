@@ -11,27 +11,28 @@ its lane, `residual` and `bonus` have lane 0. A row without drafts takes the sam
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
 from extkv.drafting import DraftLaw, Verification
 from extkv.errors import InvalidArgumentError
+from extkv.kernels.drafts.arguments import (
+    Method,
+    VerificationCall,
+    check_draft,
+    check_windows,
+)
 from extkv.kernels.drafts.decide import decide_kernel
 from extkv.kernels.drafts.logits import DRAFT_VOCAB_TILE, PICK_DEPTH_TILE
 from extkv.kernels.drafts.residual import draw_kernel, residual_masses_kernel
 from extkv.kernels.launch.arguments import (
-    FLOAT_DTYPES,
     check_tensor,
     on_device_of,
     padded_to_power_of_two,
 )
-from extkv.kernels.logit_cutoff import check_logits, check_rows
 from extkv.kernels.sampling import VOCAB_TILE, tile_statistics_kernel
 
-Method = Literal["standard", "block", "synthetic"]
-MAX_NUM_DRAFTS = 31
-_HEAD_DTYPES = (torch.bfloat16, torch.float32)
 # Regions of the workspace begin at multiples of this, so that kernels compile once.
 _ALIGNMENT = 32
 _INT_REGIONS = ("work_rows", "work_drafts", "work_slots", "kinds")
@@ -99,52 +100,11 @@ def _views(workspace: torch.Tensor, sizes: list[int]) -> _Workspace:
     return _Workspace(*views)
 
 
-class _Call(NamedTuple):
-    """Checked arguments."""
-
-    target_logits: torch.Tensor
-    token_ids: torch.Tensor
-    window_starts: torch.Tensor
-    temperature: torch.Tensor
-    seeds: torch.Tensor
-    positions: torch.Tensor
-    draft: DraftLaw | None
-    max_num_drafts: int
-    method: Method
-    cutoff: torch.Tensor | None
-    acceptance_rates: torch.Tensor | None
-
-    @property
-    def num_reqs(self) -> int:
-        return self.window_starts.shape[0] - 1
-
-    @property
-    def codes(self) -> torch.Tensor | None:
-        if self.draft is None:
-            return None
-        return self.draft.codes if self.draft.embedding is None else self.draft.embedding
-
-    @property
-    def rank(self) -> int:
-        return 1 if self.codes is None else self.codes.shape[-1]
-
-    @property
-    def code_strides(self) -> tuple[int, int]:
-        """Strides of a draft row, or of an embedding's row, and of a slot."""
-        if self.codes is None:
-            return 0, 0
-        return self.codes.stride(0), 0 if self.has_tokens else self.codes.stride(1)
-
-    @property
-    def has_tokens(self) -> bool:
-        return self.draft is not None and self.draft.embedding is not None
-
-
 def _strides(tensor: torch.Tensor | None, num_dims: int) -> tuple[int, ...]:
     return (0,) * num_dims if tensor is None else tensor.stride()[:num_dims]
 
 
-def _launch_decisions(call: _Call, views: _Workspace, out: Verification) -> None:
+def _launch_decisions(call: VerificationCall, views: _Workspace, out: Verification) -> None:
     num_rows, vocab_size = call.target_logits.shape
     num_tiles = -(-vocab_size // VOCAB_TILE)
     draft = call.draft
@@ -200,7 +160,9 @@ def _launch_decisions(call: _Call, views: _Workspace, out: Verification) -> None
     )
 
 
-def _launch_masses(call: _Call, views: _Workspace, settings: ResidualSettings | None) -> None:
+def _launch_masses(
+    call: VerificationCall, views: _Workspace, settings: ResidualSettings | None
+) -> None:
     draft = call.draft
     if draft is None:
         return
@@ -246,7 +208,7 @@ def _launch_masses(call: _Call, views: _Workspace, settings: ResidualSettings | 
     )
 
 
-def _launch_draw(call: _Call, views: _Workspace, out: Verification) -> None:
+def _launch_draw(call: VerificationCall, views: _Workspace, out: Verification) -> None:
     num_rows, vocab_size = call.target_logits.shape
     num_tiles, num_draft_tiles = -(-vocab_size // VOCAB_TILE), -(-vocab_size // DRAFT_VOCAB_TILE)
     draft = call.draft
@@ -300,106 +262,7 @@ def _launch_draw(call: _Call, views: _Workspace, out: Verification) -> None:
     )
 
 
-def _check_head(draft: DraftLaw, device: torch.device) -> None:
-    if draft.projection is None:
-        return
-    if (draft.embedding is None) == (draft.codes is None):
-        found = "neither" if draft.codes is None else "both"
-        raise InvalidArgumentError(f"draft.projection needs embedding or codes, got {found}")
-    num_draft_rows, num_slots, draft_vocab_size = draft.base_logits.shape
-    for name, tensor, dtypes, shape in (
-        ("projection", draft.projection, _HEAD_DTYPES, [draft_vocab_size, None]),
-        ("embedding", draft.embedding, [draft.projection.dtype], [None, draft.projection.shape[1]]),
-        (
-            "codes",
-            draft.codes,
-            [draft.projection.dtype],
-            [num_draft_rows, num_slots, draft.projection.shape[1]],
-        ),
-    ):
-        if tensor is not None:
-            check_tensor(f"draft.{name}", tensor, dtypes, shape, device, is_last_dim_dense=True)
-
-
-def _check_draft(call: _Call) -> None:
-    draft = call.draft
-    if draft is None:
-        return
-    device, vocab_size = call.target_logits.device, call.target_logits.shape[1]
-    check_tensor("draft.base_logits", draft.base_logits, FLOAT_DTYPES, [None] * 3, device)
-    num_draft_rows, num_slots, draft_vocab_size = draft.base_logits.shape
-    if num_slots < call.max_num_drafts:
-        raise InvalidArgumentError(
-            f"draft.base_logits must have at least {call.max_num_drafts} slots, got {num_slots}"
-        )
-    for name, numbers in (("logits", draft.logits), ("log_sum_exp", draft.log_sum_exp)):
-        shape = [num_draft_rows, num_slots]
-        check_tensor(f"draft.{name}", numbers, [torch.float32], shape, device)
-    _check_head(draft, device)
-    if draft.draft_rows is not None:
-        shape = [call.num_reqs]
-        check_tensor(
-            "draft.draft_rows",
-            draft.draft_rows,
-            [torch.int64],
-            shape,
-            device,
-            is_last_dim_dense=True,
-        )
-    elif num_draft_rows < call.num_reqs:
-        raise InvalidArgumentError(
-            f"draft.base_logits must have a row for each of {call.num_reqs} requests, got "
-            f"{num_draft_rows}"
-        )
-    if draft.draft_ids is not None:
-        ids = draft.draft_ids
-        check_tensor(
-            "draft.draft_ids", ids, [torch.int32], [vocab_size], device, is_last_dim_dense=True
-        )
-    elif draft_vocab_size != vocab_size:
-        raise InvalidArgumentError(
-            f"draft.base_logits must have the target's vocabulary of {vocab_size}, got "
-            f"{draft_vocab_size} and no draft_ids"
-        )
-
-
-def _check_windows(call: _Call) -> None:
-    device = check_logits(call.target_logits)
-    num_rows = call.target_logits.shape[0]
-    check_rows({"temperature": call.temperature}, num_rows, device)
-    for name, tensor in (
-        ("token_ids", call.token_ids),
-        ("seeds", call.seeds),
-        ("positions", call.positions),
-    ):
-        check_tensor(name, tensor, [torch.int64], [num_rows], device)
-    starts, cutoff, rates = call.window_starts, call.cutoff, call.acceptance_rates
-    check_tensor("window_starts", starts, [torch.int32], [None], device, is_last_dim_dense=True)
-    if starts.shape[0] < 1:
-        raise InvalidArgumentError("window_starts must have at least 1 element, got 0")
-    if cutoff is not None:
-        check_tensor("cutoff", cutoff, [torch.float32], [num_rows], device, is_last_dim_dense=True)
-    if not 0 <= call.max_num_drafts <= MAX_NUM_DRAFTS:
-        raise InvalidArgumentError(
-            f"max_num_drafts must be in [0, {MAX_NUM_DRAFTS}], got {call.max_num_drafts}"
-        )
-    if call.method not in get_args(Method):
-        raise InvalidArgumentError(
-            f"method must be one of {', '.join(get_args(Method))}, got {call.method}"
-        )
-    if (rates is not None) != (call.method == "synthetic"):
-        given = "none" if rates is None else "some"
-        raise InvalidArgumentError(
-            f"acceptance_rates belong to the synthetic method alone, got {given} for {call.method}"
-        )
-    if rates is not None:
-        shape = [call.max_num_drafts]
-        check_tensor(
-            "acceptance_rates", rates, [torch.float32], shape, device, is_last_dim_dense=True
-        )
-
-
-def _checked_out(call: _Call, out: Verification | None) -> Verification:
+def _checked_out(call: VerificationCall, out: Verification | None) -> Verification:
     device, num_reqs = call.target_logits.device, call.num_reqs
     dtypes = (torch.int32, torch.int64, torch.int32)
     if out is None:
@@ -475,7 +338,7 @@ def verify_drafts(  # noqa: PLR0917 what every row has comes first
         InvalidArgumentError: If a dtype, shape, number or device does not fit, or if what belongs
             together is not given together.
     """
-    call = _Call(
+    call = VerificationCall(
         target_logits,
         token_ids,
         window_starts,
@@ -488,8 +351,8 @@ def verify_drafts(  # noqa: PLR0917 what every row has comes first
         cutoff,
         acceptance_rates,
     )
-    _check_windows(call)
-    _check_draft(call)
+    check_windows(call)
+    check_draft(call)
     out = _checked_out(call, out)
     num_rows, vocab_size = target_logits.shape
     sizes = _region_sizes(num_rows, call.num_reqs, vocab_size, method)
