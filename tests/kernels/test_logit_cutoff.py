@@ -9,6 +9,7 @@ import torch
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import logit_cutoff as kernel
 from extkv.reference import logit_cutoff as reference
+from placement import with_strides
 from sampling_cases import filtered_probabilities
 
 if TYPE_CHECKING:
@@ -143,8 +144,9 @@ def test_rejects_arguments_that_do_not_fit(
     changes: dict[str, torch.Tensor], message: str, device: torch.device
 ):
     arguments = {"logits": torch.zeros(2, 5), "temperature": torch.ones(2), **changes}
+    moved = {name: with_strides(tensor, device) for name, tensor in arguments.items()}
     with pytest.raises(InvalidArgumentError, match=message):
-        kernel.logit_cutoff(**{name: tensor.to(device) for name, tensor in arguments.items()})
+        kernel.logit_cutoff(**moved)
 
 
 @pytest.mark.gpu
