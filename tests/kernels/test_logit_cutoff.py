@@ -119,6 +119,19 @@ def test_b103_strided_logits_and_parameters(cut: Callable[..., torch.Tensor], de
 
 
 @BOTH
+def test_a_row_does_not_depend_on_its_batch(cut: Callable[..., torch.Tensor], device: torch.device):
+    logits = torch.randn(4, 9000, generator=torch.Generator().manual_seed(5)).to(device) * 2
+    heat = torch.tensor([1.0, 0.5, 0.0, 2.0], device=device)
+    top_k = torch.tensor([50, 0, 3, 4000], device=device)
+    top_p = torch.tensor([0.9, 0.99, 0.5, 0.7], device=device)
+    together = cut(logits, heat, top_k=top_k, top_p=top_p)
+    for row in range(4):
+        part = slice(row, row + 1)
+        alone = cut(logits[part], heat[part], top_k=top_k[part], top_p=top_p[part])
+        assert torch.equal(alone, together[part])
+
+
+@BOTH
 def test_a_flat_row_needs_all_its_tokens(cut: Callable[..., torch.Tensor], device: torch.device):
     logits = torch.arange(2500, 0, -1, device=device)[None] * 1e-6
     found = cut(logits, torch.ones(1, device=device), top_p=torch.full((1,), 0.9, device=device))
