@@ -35,6 +35,10 @@ class NumberTokenizer:
     vocab_size = 1000
     stop_token_ids = frozenset({0})
 
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        del add_special_tokens
+        return [int(word) for word in text.split()]
+
     def decode(self, token_ids) -> str:
         return "".join(f" {token_id}" for token_id in token_ids)
 
@@ -110,4 +114,28 @@ def test_the_cache_takes_what_is_left():
     free, total = torch.cuda.mem_get_info()
     assert llm.sizing_plan.limit == "utilization"
     assert free >= total // 2 - (1 << 30)
+    llm.close()
+
+
+def test_a_step_never_waits_for_the_device_but_for_its_tokens():
+    """Reading a device value by surprise would raise in torch's synchronization debug mode."""
+    llm = engine("cuda", torch.bfloat16, gpu_memory_utilization=0.5)
+    options = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
+    params = [
+        SamplingParams(temperature=0, **options),
+        SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, **options),
+        SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, **options),
+        SamplingParams(logit_bias={3: 2.0}, allowed_token_ids=list(range(500)), **options),
+        SamplingParams(bad_words=["7 8"], min_tokens=5, logprobs=4, prompt_logprobs=2, **options),
+    ]
+    every = [params[index % len(params)] for index in range(len(prompts()))]
+    first = llm.generate(prompts(), every, use_tqdm=False)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = llm.generate(prompts(), every, use_tqdm=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [output.outputs[0].token_ids for output in first] == [
+        output.outputs[0].token_ids for output in second
+    ]
     llm.close()
