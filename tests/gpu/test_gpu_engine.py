@@ -130,7 +130,8 @@ def test_a_step_never_waits_for_the_device_but_for_its_tokens():
     ]
     every = [params[index % len(params)] for index in range(len(prompts()))]
     first = llm.generate(prompts(), every, use_tqdm=False)
-    torch.cuda.set_sync_debug_mode("error")
+    with pytest.warns(UserWarning, match="prototype feature"):
+        torch.cuda.set_sync_debug_mode("error")
     try:
         second = llm.generate(prompts(), every, use_tqdm=False)
     finally:
