@@ -85,8 +85,14 @@ def expected() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"enforce_eager": True}, {"num_gpu_blocks_override": 60}, {"max_num_batched_tokens": 16}],
-    ids=["graphs", "eager", "preemption", "chunked"],
+    [
+        {},
+        {"enforce_eager": True},
+        {"num_gpu_blocks_override": 60},
+        {"max_num_batched_tokens": 16},
+        {"enable_extensible_kv_cache": False, "kv_cache_memory_bytes": 1 << 28},
+    ],
+    ids=["graphs", "eager", "preemption", "chunked", "fixed"],
 )
 def test_fp32_tokens_equal_the_host_engine(expected, options):
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -95,6 +101,37 @@ def test_fp32_tokens_equal_the_host_engine(expected, options):
     found = tokens(llm)
     num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
     assert num_equal >= len(expected) - 1, f"{num_equal} of {len(expected)} equal"
+    llm.close()
+
+
+def test_prefix_hits_give_the_same_tokens():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    llm = engine("cuda")
+    assert tokens(llm) == tokens(llm)
+    assert llm.engine.scheduler.stats().prefix_cache.num_hit_tokens > 0
+    llm.close()
+
+
+def test_growth_and_shrink_in_the_middle_change_no_token(expected):
+    """Captured graphs keep their addresses while blocks come and go."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    llm = engine("cuda", num_gpu_blocks_override=60)
+    step, sizes = llm.engine.step, {5: 200, 12: 40, 20: 90, 30: 400}
+    count = 0
+
+    def disturbed():
+        nonlocal count
+        count += 1
+        if count in sizes:
+            llm.engine.resize_cache(sizes[count])
+        return step()
+
+    llm.engine.step = disturbed
+    found = tokens(llm)
+    assert llm.kv_cache.num_blocks == 400
+    num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert num_equal >= len(expected) - 1, f"{num_equal} of {len(expected)} equal"
+    llm.engine.scheduler.check_integrity()
     llm.close()
 
 
