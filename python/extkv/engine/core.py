@@ -17,6 +17,7 @@ from extkv.engine.outputs import CompletionOutput, RequestMetrics
 from extkv.engine.sampling_slots import SlotRequest
 from extkv.engine.scheduling import FinishReason, Scheduler
 from extkv.engine.text import OutputText
+from extkv.errors import OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class EngineCore:
             max_model_len=config.max_model_len,
             vocab_size=runner.model.config.vocab_size,
             block_size=config.block_size,
-            num_blocks=runner.cache.num_blocks,
+            num_blocks=runner.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._sequences: dict[int, Sequence] = {}
@@ -164,20 +165,20 @@ class EngineCore:
             SchedulerError: If a live request may need more blocks than are left.
         """
         cache = self.runner.cache
-        if num_blocks >= cache.num_blocks:
+        if num_blocks >= self.scheduler.num_blocks:
             cache.commit(num_blocks)
             self.scheduler.grow(num_blocks)
         else:
             self.scheduler.vacate(num_blocks)
             self.scheduler.shrink(num_blocks)
-            cache.shrink(num_blocks)
+            cache.shrink(min(num_blocks, cache.num_blocks))
 
     def step(self) -> list[Sequence]:
         """Run one step and return the sequences that got a token or ended.
 
         A failure or an interrupt in the middle gives the step up: the next one computes it again.
         """
-        plan = self.scheduler.schedule()
+        plan = self._schedule()
         if plan.is_empty:
             return []
         try:
@@ -186,6 +187,27 @@ class EngineCore:
             if self.scheduler.step_in_flight is not None:
                 self.scheduler.cancel_step()
             raise
+
+    def _schedule(self) -> StepPlan:
+        """Plan a step whose blocks are backed; where memory ends, so does the pool from then on.
+
+        Raises:
+            OutOfMemoryError: If the blocks that memory is there for may not hold a live request.
+        """
+        cache = self.runner.cache
+        while True:
+            plan = self.scheduler.schedule()
+            try:
+                self.runner.back(plan)
+            except OutOfMemoryError as error:
+                self.scheduler.cancel_step()
+                num_blocks = cache.num_blocks + (error.available or 0) // cache.bytes_per_block
+                try:
+                    self.resize_cache(min(num_blocks, self.scheduler.num_blocks - 1))
+                except SchedulerError:
+                    raise error from None
+            else:
+                return plan
 
     def _run(self, plan: StepPlan) -> list[Sequence]:
         now = time.monotonic()

@@ -53,9 +53,13 @@ class ModelRunner:
         self._paged: PagedCache | None = None
         self.cache: KVCache
         self.sizing_plan: SizingPlan
+        self.num_blocks = 0
 
     def start(self) -> None:
         """Profile, reserve, capture, measure, commit.
+
+        Steps may then use `num_blocks` blocks. On CUDA all of them are committed; on the host, which
+        other programs need too, the cache starts small and `back` commits blocks as steps use them.
 
         Raises:
             CacheTooSmallError: If the cache would not hold one request of `max_model_len`.
@@ -80,16 +84,26 @@ class ModelRunner:
             sizer.capture(self._capture)
             sizer.measure(self._worst_real_step)
             self.sizing_plan = sizer.plan()
-            override = config.num_gpu_blocks_override
-            if override is not None and override < self.sizing_plan.num_blocks:
-                self.cache.commit(max(override, self.cache.num_blocks))
-            else:
-                sizer.commit()
+            self._commit(sizer)
         else:
             sizer.measure(lambda: self._worst_step(NullCache()))
             self.sizing_plan = sizer.plan()
             self._attach(sizer.commit())
+            self.num_blocks = self.cache.num_blocks
             self._capture()
+
+    def back(self, plan: StepPlan) -> None:
+        """Commit the blocks of a plan that are not committed yet; see `start`.
+
+        The scheduler hands out new blocks by ascending ids before it reuses old ones, so what is
+        committed fits the text so far.
+
+        Raises:
+            OutOfMemoryError: If the device is too full; nothing changed.
+        """
+        if self.cache.num_blocks < self.num_blocks:
+            num_blocks = 1 + int(plan.block_tables.max(initial=0))
+            self.cache.commit(max(num_blocks, self.cache.num_blocks))
 
     @property
     def graph_sizes(self) -> list[int]:
@@ -117,6 +131,16 @@ class ModelRunner:
         if prompt_logits:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
+
+    def _commit(self, sizer: SizeAfterCapture) -> None:
+        planned, override = self.sizing_plan.num_blocks, self.config.num_gpu_blocks_override
+        num_blocks = planned if override is None else min(planned, override)
+        self.num_blocks = max(num_blocks, self.cache.num_blocks)
+        if self.model.device.type == "cuda":
+            if num_blocks < planned:
+                self.cache.commit(self.num_blocks)
+            else:
+                self.num_blocks = sizer.commit().num_blocks
 
     def _most_blocks(self, bytes_per_block: int) -> int | None:
         """Bound the reservation on the host, where memory is not the cache's alone."""
