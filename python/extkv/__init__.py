@@ -1,10 +1,13 @@
 """Growable KV cache memory for LLM engines: reserve the address range, capture, measure, commit.
 
 `ExtensibleTensor` is a byte buffer on a CUDA device or the host that grows and shrinks in place.
-Importing this package imports neither torch nor CUDA.
+`LLM` answers prompts with its KV cache in such memory. Importing this package imports neither torch
+nor CUDA; naming `LLM` does.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from extkv.device import (
     DeviceReport,
@@ -43,9 +46,13 @@ from extkv.stats import DriverCallStats, MemoryStats
 from extkv.tensor import ExtensibleTensor
 from extkv.together import resize_together, shrink_together
 
+if TYPE_CHECKING:
+    from extkv.engine import LLM, RequestOutput, SamplingParams
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "CacheTooSmallError",
     "CapacityError",
     "DeviceReport",
@@ -69,6 +76,8 @@ __all__ = [
     "OutOfMemoryError",
     "PoisonedError",
     "RankError",
+    "RequestOutput",
+    "SamplingParams",
     "SchedulerError",
     "SizingError",
     "SizingOrderError",
@@ -82,3 +91,13 @@ __all__ = [
     "set_host_memory_budget",
     "shrink_together",
 ]
+
+_OF_THE_ENGINE = ("LLM", "RequestOutput", "SamplingParams")
+
+
+def __getattr__(name: str) -> object:
+    if name not in _OF_THE_ENGINE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from extkv import engine
+
+    return getattr(engine, name)

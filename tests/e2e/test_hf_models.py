@@ -13,9 +13,8 @@ from extkv.engine.sampling_params import SamplingParams
 from extkv.errors import InvalidArgumentError
 from extkv.models import load_model
 from extkv.models.rope import rope_tables
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from support.plain_cache import PlainCache, logits_of
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 # Float32 rounding of three small layers; logits are of size one to ten.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}

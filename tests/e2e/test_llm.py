@@ -11,7 +11,6 @@ import torch
 from extkv.engine.llm import LLM
 from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
-
 from support.plain_cache import greedy_tokens, logits_of
 
 CONFIG = ModelConfig(

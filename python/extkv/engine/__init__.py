@@ -1,13 +1,7 @@
-"""Engine: one sequence, greedy decoding, a KV cache that grows with the text."""
+"""Engine: many requests in one batch over a cache that is sized after everything else."""
 
-from extkv.engine.greedy import GenerationResult, NonFiniteLogitsError, generate, stream_token_ids
-from extkv.engine.growing_cache import DEFAULT_BLOCK_SIZE, GrowingKVCache
+from extkv.engine.llm import LLM
+from extkv.engine.outputs import CompletionOutput, RequestOutput
+from extkv.engine.sampling_params import SamplingParams
 
-__all__ = [
-    "DEFAULT_BLOCK_SIZE",
-    "GenerationResult",
-    "GrowingKVCache",
-    "NonFiniteLogitsError",
-    "generate",
-    "stream_token_ids",
-]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
