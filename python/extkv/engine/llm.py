@@ -258,7 +258,9 @@ class LLM:
                 for sequence in request.sequences:
                     self.engine.abort(sequence)
 
-    def _add(self, index: int, prompt: Prompt, params: SamplingParams, priority: int) -> _Request:
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, priority: int, index: int = 0
+    ) -> _Request:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         number = str(next(self._num_requests))

@@ -58,8 +58,8 @@ class ModelRunner:
     def start(self) -> None:
         """Profile, reserve, capture, measure, commit.
 
-        Steps may then use `num_blocks` blocks. On CUDA all of them are committed. On the host, which
-        other programs need too, the cache starts small: `back` commits blocks when steps use them.
+        Steps may use `num_blocks` blocks. On CUDA all of them are committed now. On the host, which
+        other programs need too, the cache starts small: `back` commits blocks as steps use them.
 
         Raises:
             CacheTooSmallError: If the cache would not hold one request of `max_model_len`.
