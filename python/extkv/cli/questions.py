@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from extkv.errors import ExtkvError, InvalidArgumentError
+from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +82,9 @@ def read_questions(
 
     own = SamplingParams(**sampling)
     if path is None:
-        texts = [read_stdin()] if list(prompts) in ([], ["-"]) else prompts
+        # Bytes of arguments that are not UTF-8 come as surrogates.
+        given = (decode_utf8(os.fsencode(text), "the prompt") for text in prompts)
+        texts = [read_stdin()] if list(prompts) in ([], ["-"]) else given
         return [_question(number, own, text, chat=bool(chat)) for number, text in enumerate(texts)]
     text = read_stdin() if str(path) == "-" else decode_utf8(path.read_bytes(), str(path))
     questions = []
@@ -90,7 +93,7 @@ def read_questions(
             continue
         try:
             questions.append(_read_line(line, len(questions), sampling, chat=chat))
-        except (ExtkvError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"{path}, line {number}: {error}") from error
     if not questions:
         raise InvalidArgumentError(f"{path} has no prompt")
@@ -125,6 +128,8 @@ def _read_line(
     from extkv.engine import SamplingParams
 
     value = json.loads(line)
+    # Half a surrogate pair is legal JSON but no text.
+    json.dumps(value, ensure_ascii=False).encode()
     if not isinstance(value, dict):
         raise InvalidArgumentError(f"{line!r:.80} is no JSON object")
     question_id = value.pop("id", number)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm import tqdm
 
-from extkv.device import cuda_is_available
+from extkv.device import resolve_device
 from extkv.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from extkv.engine.core import EngineCore
 from extkv.engine.outputs import RequestOutput
@@ -64,7 +64,8 @@ class LLM:
     Raises:
         ModelFileError: If the model cannot be read.
         CacheTooSmallError: If the cache would not hold one sequence of `max_model_len`.
-        InvalidArgumentError: If limits contradict each other.
+        InvalidArgumentError: If limits contradict each other, or the device is of another kind.
+        DriverUnavailableError: If it is a CUDA device and there is none.
 
     Example:
         >>> llm = LLM()  # doctest: +SKIP
@@ -90,7 +91,8 @@ class LLM:
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> None:
-        where = check_device(device or ("cuda" if cuda_is_available() else "cpu"))
+        kind, ordinal = resolve_device(device)
+        where = check_device(kind if kind == "cpu" else f"{kind}:{ordinal}")
         loaded = _loaded(model, where, dtype, max_model_len, on_progress)
         is_cuda = loaded.model.device.type == "cuda"
         num_seqs = (256 if is_cuda else 16) if max_num_seqs is None else max_num_seqs

@@ -67,15 +67,20 @@ class ModelRunner:
         """
         config = self.config
         layers = cache_layers(self.model.config, config.block_size, self.model.dtype)
+        bytes_per_block = plan_cache(layers, max_blocks=1).bytes_per_block
+        max_blocks = self._most_blocks(bytes_per_block)
+        fixed_bytes = config.kv_cache_memory_bytes
+        if fixed_bytes is None and max_blocks is not None and not config.enable_extensible_kv_cache:
+            fixed_bytes = max_blocks * bytes_per_block
         sizer = SizeAfterCapture(
             layers,
             device=str(self.model.device),
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             gpu_memory_utilization=config.gpu_memory_utilization,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            kv_cache_memory_bytes=fixed_bytes,
             extensible=config.enable_extensible_kv_cache,
-            max_blocks=self._most_blocks(plan_cache(layers, max_blocks=1).bytes_per_block),
+            max_blocks=max_blocks,
         )
         sizer.weights_loaded()
         sizer.profile(lambda: self._worst_step(NullCache()))
@@ -143,7 +148,7 @@ class ModelRunner:
                 self.num_blocks = sizer.commit().num_blocks
 
     def _most_blocks(self, bytes_per_block: int) -> int | None:
-        """Bound the reservation on the host, where memory is not the cache's alone."""
+        """Bound the cache on the host, where memory is not its alone."""
         if self.model.device.type == "cuda":
             return None
         useful = self.config.max_num_seqs * (self.config.max_blocks_per_seq + 1)
