@@ -46,9 +46,7 @@ def test_logits_equal_transformers(loaded, reference_model):
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_greedy_text_equals_transformers(
-    name, llm, loaded, reference_model, reference_tokenizer
-):
+def test_greedy_text_equals_transformers(name, llm, loaded, reference_model, reference_tokenizer):
     prompt = chat_prompt(loaded, name)
     token_ids = reference_tokenizer(prompt)["input_ids"]
     output = reference_model.generate(

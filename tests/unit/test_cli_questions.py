@@ -138,12 +138,16 @@ def test_rejects_a_file_without_a_prompt(read):
 def test_rejects_a_file_that_is_not_utf_8(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}')
-    with pytest.raises(InvalidArgumentError, match=r"p\.jsonl is not UTF-8: byte 0xff at offset 12"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"p\.jsonl is not UTF-8: byte 0xff at offset 12"
+    ):
         read_questions([], path, SAMPLING, chat=None)
 
 
 def test_rejects_an_argument_that_is_not_utf_8():
-    with pytest.raises(InvalidArgumentError, match="the prompt is not UTF-8: byte 0xff at offset 1"):
+    with pytest.raises(
+        InvalidArgumentError, match="the prompt is not UTF-8: byte 0xff at offset 1"
+    ):
         read_questions(["a\udcff"], None, SAMPLING, chat=None)
 
 

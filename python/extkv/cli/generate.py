@@ -156,9 +156,7 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
     try:
         while questions:
             shown = (
-                JsonAnswers(questions)
-                if as_json
-                else TextAnswers(questions, has_titles=has_titles)
+                JsonAnswers(questions) if as_json else TextAnswers(questions, has_titles=has_titles)
             )
             latest: dict[int, RequestOutput] = {}
             prompts = [_prompt_of(llm, question) for question in questions]
