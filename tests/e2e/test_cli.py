@@ -151,12 +151,12 @@ def test_chat_without_a_template_is_an_error(loaded, monkeypatch):
 def test_out_of_memory_ends_the_line_and_exits_with_1(monkeypatch, loaded, host_budget):
     def load(*_, **__):
         llm = LLM(loaded, device="cpu")
-        # A 64 KiB granule of each of the 60 segments holds five blocks, 80 tokens; the prompt: 70.
+        # A 64 KiB granule of each of the 60 segments holds four blocks, 64 tokens; the prompt: 45.
         host_budget(60 * 65536)
         return llm
 
     monkeypatch.setattr(generate_command, "load", load)
-    prompt = "once upon a time there" * 14
+    prompt = "once upon a time there" * 9
     result = RUNNER.invoke(app, ["generate", prompt, "--max-tokens", "400"])
     assert result.exit_code == 1
     assert result.stdout.endswith("\n")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Sampling parameters whose results the output does not show.
 _NOT_SHOWN = {"n", "logprobs", "prompt_logprobs", "detokenize"}
+_TITLE_LEN = 70
 _CONTENTS = ("prompt", "messages", "turns")
 
 
@@ -48,7 +49,7 @@ class Question:
         """What was asked, on one short line."""
         asked = self.prompt if self.messages == () else self.messages[-1].get("content", "")
         line = " ".join(str(asked).split())
-        return f"[{self.question_id}] {line if len(line) <= 70 else line[:69] + '…'}"
+        return f"[{self.question_id}] {line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1] + '…'}"
 
     def next_turn(self, answer: str) -> Question | None:
         """Return the question that follows an answer; None if there is none."""
@@ -74,8 +75,8 @@ def read_questions(
         chat: Whether prompts are sent as chat messages; None for those of the file that are some.
 
     Raises:
-        InvalidArgumentError: If a parameter cannot work, standard input or the file is not UTF-8, or
-            a line of the file is no question; names the line.
+        InvalidArgumentError: If a parameter cannot work, a text is not UTF-8, or a line of the file
+            is no question; names the line.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
     from extkv.engine import SamplingParams
@@ -87,7 +88,7 @@ def read_questions(
         texts = [read_stdin()] if list(prompts) in ([], ["-"]) else given
         return [_question(number, own, text, chat=bool(chat)) for number, text in enumerate(texts)]
     text = read_stdin() if str(path) == "-" else decode_utf8(path.read_bytes(), str(path))
-    questions = []
+    questions: list[Question] = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
