@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from extkv.cli.answers import JsonAnswers, TextAnswers, format_summary
+from extkv.cli.progress import progress_bars
 from extkv.cli.questions import read_questions
 from extkv.errors import ExtkvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from extkv.cli.questions import Question
     from extkv.engine import LLM, RequestOutput
@@ -140,7 +141,7 @@ def load(model: Path | None, **options: Any) -> LLM:  # noqa: ANN401, options of
     # Imported late: `extkv --help` must not pay for PyTorch.
     from extkv.engine import LLM
 
-    with _progress_bars() as on_progress:
+    with progress_bars() as on_progress:
         return LLM(model, on_progress=on_progress, **options)
 
 
@@ -200,21 +201,3 @@ def _check_sources(prompts: Sequence[str], path: Path | None) -> None:
     if not prompts and path is None and sys.stdin.isatty():
         msg = "give a prompt, or pipe one in"
         raise typer.BadParameter(msg, param_hint="PROMPTS")
-
-
-@contextmanager
-def _progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar per phase on a terminal's standard error, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = progress.add_task(phase, total=total)
-            progress.update(tasks[phase], completed=done, total=total)
-
-        yield show

@@ -49,7 +49,9 @@ class Question:
         """What was asked, on one short line."""
         asked = self.prompt if self.messages == () else self.messages[-1].get("content", "")
         line = " ".join(str(asked).split())
-        return f"[{self.question_id}] {line if len(line) <= _TITLE_LEN else line[: _TITLE_LEN - 1] + '…'}"
+        if len(line) > _TITLE_LEN:
+            line = line[: _TITLE_LEN - 1] + "…"
+        return f"[{self.question_id}] {line}"
 
     def next_turn(self, answer: str) -> Question | None:
         """Return the question that follows an answer; None if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,11 @@ class LLM:
         seed: Seeds requests without a seed of their own.
         on_progress: Called with a phase, what is done and how much there is.
 
+    Attributes:
+        config: Limits.
+        model: The model with its tokenizer.
+        startup_s: Seconds that each phase of the start took: load, profile, capture, size.
+
     Raises:
         ModelFileError: If the model cannot be read.
         CacheTooSmallError: If the cache would not hold one sequence of `max_model_len`.
@@ -93,7 +99,9 @@ class LLM:
     ) -> None:
         kind, ordinal = resolve_device(device)
         where = check_device(kind if kind == "cpu" else f"{kind}:{ordinal}")
+        start = time.perf_counter()
         loaded = _loaded(model, where, dtype, max_model_len, on_progress)
+        load_s = time.perf_counter() - start
         is_cuda = loaded.model.device.type == "cuda"
         num_seqs = (256 if is_cuda else 16) if max_num_seqs is None else max_num_seqs
         length = loaded.model.num_positions
@@ -123,6 +131,7 @@ class LLM:
             on_progress,
         )
         runner.start()
+        self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
         self.engine = EngineCore(runner, sampler, self.config, tokenizer)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))

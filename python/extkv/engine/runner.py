@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +55,7 @@ class ModelRunner:
         self.cache: KVCache
         self.sizing_plan: SizingPlan
         self.num_blocks = 0
+        self.startup_s: dict[str, float] = {}
 
     def start(self) -> None:
         """Profile, reserve, capture, measure, commit.
@@ -66,6 +68,7 @@ class ModelRunner:
             OutOfMemoryError: If memory is gone meanwhile.
         """
         config = self.config
+        self._since = time.perf_counter()
         layers = cache_layers(self.model.config, config.block_size, self.model.dtype)
         bytes_per_block = plan_cache(layers, max_blocks=1).bytes_per_block
         max_blocks = self._most_blocks(bytes_per_block)
@@ -84,18 +87,23 @@ class ModelRunner:
         )
         sizer.weights_loaded()
         sizer.profile(lambda: self._worst_step(NullCache()))
+        self._note("profile")
         if config.enable_extensible_kv_cache:
             self._attach(sizer.reserve(num_warmup_blocks=2))
             sizer.capture(self._capture)
+            self._note("capture")
             sizer.measure(self._worst_real_step)
             self.sizing_plan = sizer.plan()
             self._commit(sizer)
+            self._note("size")
         else:
             sizer.measure(lambda: self._worst_step(NullCache()))
             self.sizing_plan = sizer.plan()
             self._attach(sizer.commit())
             self.num_blocks = self.cache.num_blocks
+            self._note("size")
             self._capture()
+            self._note("capture")
 
     def back(self, plan: StepPlan) -> None:
         """Commit the blocks of a plan that are not committed yet; see `start`.
@@ -136,6 +144,11 @@ class ModelRunner:
         if prompt_logits:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
+
+    def _note(self, phase: str) -> None:
+        """Note how long a phase of the start took."""
+        now = time.perf_counter()
+        self.startup_s[phase], self._since = now - self._since, now
 
     def _commit(self, sizer: SizeAfterCapture) -> None:
         planned, override = self.sizing_plan.num_blocks, self.config.num_gpu_blocks_override
