@@ -84,6 +84,7 @@ class ModelRunner:
             kv_cache_memory_bytes=fixed_bytes,
             extensible=config.enable_extensible_kv_cache,
             max_blocks=max_blocks,
+            loaded_weight_bytes=self.model.weights.num_bytes,
         )
         sizer.weights_loaded()
         sizer.profile(lambda: self._worst_step(NullCache()))
@@ -136,7 +137,7 @@ class ModelRunner:
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
-            self._buffers.fill(plan, padded_seqs=size)
+            self._buffers.fill_decode(plan, size)
             return self._graphs.replay(size)[: len(plan.seq_lens)]
         inputs = self._buffers.fill(plan)
         paged = self._bound(inputs)
