@@ -84,8 +84,9 @@ def test_max_tokens_commits_nothing_that_the_text_does_not_use(loaded):
     assert llm.kv_cache.num_blocks <= 4
 
 
-def test_growth_keeps_pointers_and_values(loaded):
-    llm = engine(loaded)
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_growth_keeps_pointers_and_values(loaded, async_scheduling):
+    llm = engine(loaded, async_scheduling=async_scheduling)
     before = {name: tensor.data_ptr() for name, tensor in llm.kv_cache.tensors().items()}
     assert generated(llm, [PROMPT], 90) == [greedy_tokens(loaded.model, PROMPT, 90)]
     assert llm.kv_cache.num_blocks == 9
@@ -101,8 +102,9 @@ def test_a_later_text_reuses_no_cached_block_while_the_cache_can_grow(loaded):
     assert output.num_cached_tokens == 32
 
 
-def test_without_memory_to_grow_requests_wait_for_each_other(loaded, host_budget):
-    llm = engine(loaded)
+@pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
+def test_without_memory_to_grow_requests_wait_for_each_other(loaded, host_budget, async_scheduling):
+    llm = engine(loaded, async_scheduling=async_scheduling)
     prompts = [[start + n for n in range(20)] for start in range(1, 5)]
     host_budget(5 * BLOCK_BYTES)
     # Each needs three blocks, the four together twelve.
