@@ -43,12 +43,14 @@ from extkv.errors import (
     StaleGrowthError,
     UnknownRequestError,
 )
+from extkv.outputs import CompletionOutput, RequestOutput
+from extkv.sampling_params import SamplingParams
 from extkv.stats import DriverCallStats, MemoryStats
 from extkv.tensor import ExtensibleTensor
 from extkv.together import resize_together, shrink_together
 
 if TYPE_CHECKING:
-    from extkv.engine import LLM, RequestOutput, SamplingParams
+    from extkv.engine import LLM
 
 __version__ = "0.1.0"
 
@@ -56,6 +58,7 @@ __all__ = [
     "LLM",
     "CacheTooSmallError",
     "CapacityError",
+    "CompletionOutput",
     "DeviceReport",
     "DriverCallStats",
     "DriverError",
@@ -94,12 +97,10 @@ __all__ = [
     "shrink_together",
 ]
 
-_OF_THE_ENGINE = ("LLM", "RequestOutput", "SamplingParams")
-
 
 def __getattr__(name: str) -> object:
-    if name not in _OF_THE_ENGINE:
+    if name != "LLM":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from extkv import engine
+    from extkv.engine import LLM
 
-    return getattr(engine, name)
+    return LLM

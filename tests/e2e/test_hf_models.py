@@ -9,10 +9,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.errors import InvalidArgumentError
 from extkv.models import load_model
 from extkv.models.rope import rope_tables
+from extkv.sampling_params import SamplingParams
 from support.hf_reference import DEFAULT_ROPE, ROPES, make_reference, write_tokenizer
 from support.plain_cache import PlainCache, logits_of
 

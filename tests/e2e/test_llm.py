@@ -9,8 +9,8 @@ import extkv
 import pytest
 import torch
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
+from extkv.sampling_params import SamplingParams
 from support.plain_cache import greedy_tokens, logits_of
 
 CONFIG = ModelConfig(

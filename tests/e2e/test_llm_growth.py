@@ -7,8 +7,8 @@ from pathlib import Path
 import extkv
 import pytest
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
+from extkv.sampling_params import SamplingParams
 from support.letter_tokenizer import LetterTokenizer
 from support.plain_cache import greedy_tokens
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from extkv.engine import LLM, SamplingParams
+from extkv import LLM, SamplingParams
 from extkv.models import load_model
 from support.plain_cache import logits_of
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from extkv import CompletionOutput, RequestOutput, SamplingParams
 from extkv.cli.answers import JsonAnswers, TextAnswers
 from extkv.cli.questions import Question
-from extkv.engine import CompletionOutput, RequestOutput, SamplingParams
-from extkv.engine.outputs import RequestMetrics
+from extkv.outputs import RequestMetrics
 
 QUESTIONS = [Question(name, SamplingParams(), prompt=f"ask {name}") for name in "abc"]
 

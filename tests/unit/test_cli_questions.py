@@ -7,8 +7,8 @@ import types
 
 import pytest
 from extkv.cli.questions import Question, read_questions
-from extkv.engine import SamplingParams
 from extkv.errors import InvalidArgumentError
+from extkv.sampling_params import SamplingParams
 
 SAMPLING = {"max_tokens": 5, "temperature": 0.0}
 

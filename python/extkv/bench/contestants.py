@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from extkv import LLM, SamplingParams
 from extkv.bench.transformers_model import transformers_model
-from extkv.engine import LLM, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.cli.questions import Question
-    from extkv.engine import RequestOutput
     from extkv.kv import KVCache
+    from extkv.outputs import RequestOutput
 
 MIB = 1024 * 1024
 

@@ -19,8 +19,8 @@ from extkv.errors import ExtkvError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from extkv import LLM, RequestOutput
     from extkv.cli.questions import Question
-    from extkv.engine import LLM, RequestOutput
 
 
 class DtypeName(str, Enum):

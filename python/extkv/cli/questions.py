@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from extkv.engine import SamplingParams
+    from extkv.sampling_params import SamplingParams
 
     Messages = Sequence[Mapping[str, Any]]
 
@@ -81,7 +81,7 @@ def read_questions(
             is no question; names the line.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
-    from extkv.engine import SamplingParams
+    from extkv.sampling_params import SamplingParams
 
     own = SamplingParams(**sampling)
     if path is None:
@@ -128,7 +128,7 @@ def decode_utf8(data: bytes, name: str) -> str:
 def _read_line(
     line: str, number: int, sampling: Mapping[str, Any], *, chat: bool | None
 ) -> Question:
-    from extkv.engine import SamplingParams
+    from extkv.sampling_params import SamplingParams
 
     value = json.loads(line)
     # Half a surrogate pair is legal JSON but no text.

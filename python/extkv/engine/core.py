@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.outputs import CompletionOutput, RequestMetrics
 from extkv.engine.sampling_slots import SlotRequest
-from extkv.engine.scheduling import FinishReason, Scheduler
 from extkv.engine.text import OutputText
 from extkv.errors import OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.outputs import CompletionOutput, RequestMetrics
+from extkv.sched import FinishReason, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from extkv.engine.config import EngineConfig
-    from extkv.engine.outputs import LogprobEntry, RowLogprobs
     from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.engine.runner import ModelRunner
     from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
-    from extkv.engine.step_data import RequestOutput as ScheduledOutput
-    from extkv.engine.step_data import StepOutput, StepPlan
     from extkv.models.tokenizer import Tokenizer
+    from extkv.outputs import LogprobEntry, RowLogprobs
+    from extkv.sched import RequestOutput as ScheduledOutput
+    from extkv.sched import StepOutput, StepPlan
 
 
 @dataclass

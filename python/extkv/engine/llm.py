@@ -9,23 +9,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from tqdm import tqdm
 
 from extkv.device import resolve_device
 from extkv.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from extkv.engine.core import EngineCore
-from extkv.engine.outputs import RequestOutput
 from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
-from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.errors import InvalidArgumentError
 from extkv.models import find_default_model, kernel_ops, load_model
-from extkv.models.loader import check_device
+from extkv.models.loader import check_device, resolve_dtype
+from extkv.outputs import RequestOutput
+from extkv.sampling_params import SamplingParams, request_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+
+    import torch
 
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
@@ -33,12 +34,6 @@ if TYPE_CHECKING:
 
     Prompt = str | Sequence[int]
     Progress = Callable[[str, int, int], None]
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class LLM:
@@ -74,10 +69,6 @@ class LLM:
         CacheTooSmallError: If the cache would not hold one sequence of `max_model_len`.
         InvalidArgumentError: If limits contradict each other, or the device is of another kind.
         DriverUnavailableError: If it is a CUDA device and there is none.
-
-    Example:
-        >>> llm = LLM()  # doctest: +SKIP
-        >>> llm.generate("The capital of France is")[0].outputs[0].text  # doctest: +SKIP
     """
 
     def __init__(
@@ -340,7 +331,6 @@ def _loaded(
     if model is not None and not isinstance(model, (str, os.PathLike)):
         return model
     path = find_default_model() if model is None else Path(model)
-    chosen = _dtype(dtype, device)
     report = None
     if on_progress is not None:
         notify = on_progress
@@ -350,22 +340,12 @@ def _loaded(
 
     return load_model(
         path,
-        dtype=chosen,
+        dtype=resolve_dtype(dtype, device),
         device=device,
         max_model_len=max_model_len,
         ops=kernel_ops() if device.type == "cuda" else None,
         on_progress=report,
     )
-
-
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in _DTYPES:
-        raise InvalidArgumentError(f"dtype is {dtype!r}, known: auto, {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from extkv.engine.batch import StepInputs
     from extkv.engine.config import EngineConfig
-    from extkv.engine.scheduling import StepPlan
     from extkv.kv import KVCache, SizingPlan
     from extkv.models.decoder import DecoderModel
+    from extkv.sched import StepPlan
 
     # Called with a step's largest logits, so that its memory is measured.
     ProfileSampler = Callable[[torch.Tensor], object]
@@ -93,7 +93,7 @@ class ModelRunner:
             self._attach(sizer.reserve(num_warmup_blocks=2))
             sizer.capture(self._capture)
             self._note("capture")
-            sizer.measure(self._worst_real_step)
+            sizer.measure(lambda: self._worst_step(self._paged or NullCache()))
             self.sizing_plan = sizer.plan()
             self._commit(sizer)
             self._note("size")
@@ -213,7 +213,3 @@ class ModelRunner:
         hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
         num_rows = min(self.config.max_num_seqs, hidden.shape[0])
         self._sample_for_profile(self.model.compute_logits(hidden[:num_rows]))
-
-    def _worst_real_step(self) -> None:
-        if self._paged is not None:
-            self._worst_step(self._paged)
