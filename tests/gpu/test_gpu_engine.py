@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
+from extkv.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
