@@ -149,3 +149,11 @@ class UnknownRequestError(SchedulerError):
 
 class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
+
+
+class UnsupportedDrafterError(ModelFileError):
+    """A drafter is of a kind that is known and that extkv cannot run yet; the message says which."""
+
+
+class DrafterMismatchError(InvalidArgumentError):
+    """A drafter cannot draft for this target; the message names the two values that differ."""

@@ -63,14 +63,21 @@ class Checkpoint:
         Raises:
             ModelFileError: If it is missing, has another shape, or is not of a float dtype.
         """
-        file = self._files.get(slot.name)
+        self._file_of(slot.name, slot.shape).check(slot.name, slot.shape)
+
+    def read_table(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read a table of integers or flags; see `SafetensorsFile.read_table`."""
+        return self._file_of(name, shape).read_table(name, shape)
+
+    def _file_of(self, name: str, shape: tuple[int, ...]) -> SafetensorsFile:
+        file = self._files.get(name)
         if file is None:
             msg = (
-                f"model file {self._directory}: tensor {slot.name} is missing, "
-                f"expected shape {list(slot.shape)}"
+                f"model file {self._directory}: tensor {name} is missing, "
+                f"expected shape {list(shape)}"
             )
             raise ModelFileError(msg)
-        file.check(slot.name, slot.shape)
+        return file
 
     def check_rest(self, slots: Mapping[str, WeightSlot], *, is_tied: bool) -> None:
         """Check that the files hold no tensor that the model would ignore.
