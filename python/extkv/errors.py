@@ -153,3 +153,11 @@ class ModelFileError(ExtkvError, ValueError):
 
 class MissingPackageError(ExtkvError, ImportError):
     """A package that extkv does not need otherwise is not installed; the message says which."""
+
+
+class UnsupportedDrafterError(ModelFileError):
+    """A drafter is of a kind that is known and that extkv cannot run yet; the message says which."""
+
+
+class DrafterMismatchError(InvalidArgumentError):
+    """A drafter cannot draft for this target; the message names the two values that differ."""

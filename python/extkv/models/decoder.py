@@ -117,6 +117,11 @@ class DecoderModel:
         """Device of the weights."""
         return self.weights.embedding.device
 
+    @property
+    def rotations(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of every position (float32, [num_positions, head_dim / 2])."""
+        return self._cosine, self._sine
+
     @overload
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, cache: AttentionCache

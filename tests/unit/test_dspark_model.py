@@ -1,0 +1,508 @@
+"""The drafter's forward pass against formulas written out token by token, in float64."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from extkv.errors import InvalidArgumentError
+from extkv.models import DecoderOps
+from extkv.models.dspark import (
+    DSparkModel,
+    ReferenceSpeculator,
+    block_positions,
+    block_token_ids,
+    draft_rows,
+    drafter_config,
+    predicted_positions,
+    random_drafter,
+    teacher_forced,
+)
+from extkv.models.dspark.weights import allocate_drafter_weights
+from extkv.models.random_model import QWEN3_8B
+from extkv.models.rope import plain_frequencies
+from extkv.reference import rms_norm, rotary_embedding, small_batch_linear
+from support.drafters import (
+    HEADS,
+    TARGET,
+    config_with_head,
+    in_float64,
+    random_taps,
+    random_tokens,
+    scramble,
+    tiny_config,
+    tiny_drafter,
+    tiny_target,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CONFIG = tiny_config()
+LAYOUTS = pytest.mark.parametrize("samples_from_anchor", [True, False], ids=["anchor", "fill-in"])
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+# The tables of RoPE are float32, what multiplies them is float64 on both sides.
+FLOAT32 = {"rtol": 2e-5, "atol": 2e-5}
+
+
+@pytest.fixture
+def model():
+    return in_float64(tiny_drafter(CONFIG))
+
+
+def norm(row, weight, eps=1e-6):
+    return row / math.sqrt(float((row * row).mean()) + eps) * weight
+
+
+def rotate(head, position):
+    angles = (position * plain_frequencies(TARGET.rope_theta, head.shape[0])).float()
+    cosine, sine = angles.cos(), angles.sin()
+    first, second = head.chunk(2)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine))
+
+
+def projections(model, layer_id):
+    """The separate projections of a layer, as a checkpoint names them."""
+    backbone = model.config.backbone
+    sizes = [heads * backbone.head_dim for heads in (backbone.num_heads, *[backbone.num_kv_heads] * 2)]
+    return model.weights.backbone.layers[layer_id].qkv_proj.split(sizes)
+
+
+def context_of_token(model, layer_id, taps_of_token, position):
+    """RoPE(k_norm(k_proj(hidden_norm(fc(taps))))) by head, and v_proj of the same."""
+    weights, layer = model.weights, model.weights.backbone.layers[layer_id]
+    features = norm(weights.fc @ taps_of_token.flatten(), weights.hidden_norm)
+    _, k_proj, v_proj = projections(model, layer_id)
+    keys = (k_proj @ features).view(-1, 8)
+    keys = [rotate(norm(head, layer.k_norm), position) for head in keys]
+    return torch.stack(keys), (v_proj @ features).view(-1, 8)
+
+
+def hidden_of_block(model, taps, anchor_token_id, *, window=None):
+    """Hidden states of all slots of the block after a context, by loops."""
+    config, weights = model.config, model.weights
+    anchor = taps.shape[1]
+    token_ids = [anchor_token_id] + [config.mask_token_id] * (config.block_size - 1)
+    stream = [weights.backbone.embedding[token_id] for token_id in token_ids]
+    for layer_id, layer in enumerate(weights.backbone.layers):
+        q_proj, k_proj, v_proj = projections(model, layer_id)
+        first = 0 if window is None else max(anchor - window, 0)
+        seen = [
+            context_of_token(model, layer_id, taps[:, token], token)
+            for token in range(first, anchor)
+        ]
+        normed = [norm(row, layer.input_norm) for row in stream]
+        for slot, row in enumerate(normed):
+            heads = (k_proj @ row).view(-1, 8)
+            keys = [rotate(norm(head, layer.k_norm), anchor + slot) for head in heads]
+            seen.append((torch.stack(keys), (v_proj @ row).view(-1, 8)))
+        for slot, row in enumerate(normed):
+            outs = []
+            for index, head in enumerate((q_proj @ row).view(-1, 8)):
+                query = rotate(norm(head, layer.q_norm), anchor + slot)
+                kv_head = index // 2
+                scores = torch.stack([query @ keys[kv_head] for keys, _ in seen]) / math.sqrt(8)
+                shares = torch.softmax(scores, 0)
+                outs.append(
+                    sum(share * values[kv_head] for share, (_, values) in zip(shares, seen, strict=True))
+                )
+            stream[slot] = stream[slot] + layer.o_proj @ torch.cat(outs)
+            after = norm(stream[slot], layer.post_attention_norm)
+            gate, up = (layer.gate_up_proj @ after).chunk(2)
+            stream[slot] = stream[slot] + layer.down_proj @ (gate * torch.sigmoid(gate) * up)
+    return torch.stack([norm(row, weights.backbone.final_norm) for row in stream])
+
+
+@pytest.mark.parametrize("chunks", [(11,), (1,) * 11, (4, 7), (1, 9, 1), (0, 11, 0)])
+def test_context_is_the_formula_whatever_the_chunks(model, chunks):
+    taps = random_taps(CONFIG, 11, dtype=torch.float64)
+    positions = torch.arange(11) + 5
+    parts = [
+        model.context(taps[:, start : start + count], positions[start : start + count])
+        for start, count in zip([0, *torch.tensor(chunks).cumsum(0).tolist()], chunks, strict=False)
+    ]
+    keys, values = (torch.cat([part[side] for part in parts], dim=1) for side in (0, 1))
+    assert keys.shape == values.shape == (3, 11, 2, 8)
+    for layer_id in range(3):
+        for token in range(11):
+            key, value = context_of_token(model, layer_id, taps[:, token], token + 5)
+            torch.testing.assert_close(keys[layer_id, token], key, **EXACT)
+            torch.testing.assert_close(values[layer_id, token], value, **EXACT)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_context_serves_any_number_of_layers(num_layers):
+    model = in_float64(tiny_drafter(tiny_config(num_layers=num_layers)))
+    taps = random_taps(model.config, 3, dtype=torch.float64)
+    keys, values = model.context(taps, torch.tensor([7, 0, 63]))
+    for layer_id in range(num_layers):
+        key, value = context_of_token(model, layer_id, taps[:, 2], 63)
+        torch.testing.assert_close(keys[layer_id, 2], key, **EXACT)
+        torch.testing.assert_close(values[layer_id, 2], value, **EXACT)
+
+
+def test_context_keys_and_values_are_heads_of_one_tensor(model):
+    keys, values = model.context(
+        random_taps(CONFIG, 4, dtype=torch.float64), torch.arange(4, dtype=torch.int32)
+    )
+    assert keys.stride(-1) == values.stride(-1) == 1
+    assert keys.untyped_storage().data_ptr() == values.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    "taps",
+    [torch.zeros(1, 4, 16), torch.zeros(3, 5, 16), torch.zeros(3, 4, 16, dtype=torch.bfloat16)],
+    ids=["taps", "tokens", "dtype"],
+)
+def test_context_rejects_taps_that_do_not_fit(taps):
+    model = random_drafter(CONFIG)
+    with pytest.raises(InvalidArgumentError, match=r"taps are .*expected torch.float32 \[3, 4, 16\]"):
+        model.context(taps, torch.arange(4))
+
+
+def test_taps_of_the_target_are_what_context_reads():
+    target = tiny_target()
+    model = tiny_drafter(CONFIG, target)
+    _, taps = target.forward(
+        random_tokens(4), torch.arange(4), NoAttention(), taps=CONFIG.tap_layer_ids
+    )
+    keys, _ = model.context(taps, torch.arange(4))
+    assert keys.shape == (3, 4, 2, 8)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("num_tokens", [0, 1, 9])
+def test_block_is_the_formula(num_tokens, samples_from_anchor):
+    config = tiny_config(samples_from_anchor=samples_from_anchor)
+    model = in_float64(tiny_drafter(config))
+    taps = random_taps(config, num_tokens, dtype=torch.float64)
+    speculator = ReferenceSpeculator(model)
+    speculator.append(taps)
+    expected = hidden_of_block(model, taps, 17)
+    torch.testing.assert_close(
+        speculator.hidden(17), expected[config.first_draft_slot :], rtol=1e-8, atol=1e-8
+    )
+
+
+def test_a_sliding_window_begins_before_the_block_for_every_slot():
+    config = tiny_config()
+    windowed = dataclasses.replace(config.backbone, sliding_window=3)
+    model = in_float64(tiny_drafter(dataclasses.replace(config, backbone=windowed)))
+    taps = random_taps(config, 9, dtype=torch.float64)
+    speculator = ReferenceSpeculator(model)
+    speculator.append(taps)
+    expected = hidden_of_block(model, taps, 17, window=3)
+    torch.testing.assert_close(speculator.hidden(17), expected, rtol=1e-8, atol=1e-8)
+    tokens = torch.cat((random_tokens(9), torch.tensor([17])))
+    later = random_taps(config, 10, dtype=torch.float64)
+    later[:, :9] = taps
+    trained = teacher_forced(model, later, tokens, torch.tensor([9]))
+    torch.testing.assert_close(trained.hidden[0], expected, rtol=1e-8, atol=1e-8)
+
+
+class Blocks:
+    """Attention of several blocks, each over a context of its own."""
+
+    has_sliding_windows = True
+
+    def __init__(self, contexts, block_size):
+        self.contexts = contexts
+        self.block_size = block_size
+
+    def attend(self, layer_id, *heads):
+        parts = zip(*(part.split(self.block_size) for part in heads), strict=True)
+        outs = [
+            context.attend(layer_id, *part)
+            for context, part in zip(self.contexts, parts, strict=True)
+        ]
+        return torch.cat(outs)
+
+
+def test_packed_blocks_are_the_blocks_alone(model):
+    speculators, lengths = [], (5, 0, 8)
+    for seed, num_tokens in enumerate(lengths):
+        speculators.append(ReferenceSpeculator(model))
+        speculators[-1].append(random_taps(CONFIG, num_tokens, seed=seed, dtype=torch.float64))
+    anchors = torch.tensor([3, 11, 28])
+    positions = block_positions(CONFIG, torch.tensor(lengths), model.num_positions)
+    cache = Blocks([speculator.context for speculator in speculators], CONFIG.block_size)
+    hidden = model.block_forward(block_token_ids(CONFIG, anchors), positions, cache)
+    rows = draft_rows(CONFIG, hidden)
+    for index, speculator in enumerate(speculators):
+        alone = speculator.hidden(int(anchors[index]))
+        torch.testing.assert_close(rows[index], alone, **EXACT)
+
+
+@LAYOUTS
+def test_tokens_from_the_anchor_on_leave_the_draft_unchanged(samples_from_anchor):
+    config = tiny_config(samples_from_anchor=samples_from_anchor)
+    model = in_float64(tiny_drafter(config))
+    taps, tokens = random_taps(config, 12, dtype=torch.float64), random_tokens(12)
+    anchors = torch.tensor([6])
+    before = teacher_forced(model, taps, tokens, anchors)
+    taps[:, 6:] = 99.0
+    changed = tokens.clone()
+    changed[7:] = 0
+    after = teacher_forced(model, taps, changed, anchors)
+    assert torch.equal(before.hidden, after.hidden)
+    taps[:, 5] += 1.0
+    assert not torch.allclose(before.hidden, teacher_forced(model, taps, tokens, anchors).hidden)
+
+
+@pytest.mark.parametrize("changed_slot", range(4))
+def test_any_slot_changes_all_slots(model, changed_slot):
+    speculator = ReferenceSpeculator(model)
+    speculator.append(random_taps(CONFIG, 5, dtype=torch.float64))
+    token_ids = block_token_ids(CONFIG, torch.tensor([3]))
+    positions = block_positions(CONFIG, torch.tensor([5]), 64)
+    before = model.block_forward(token_ids, positions, speculator.context)
+    token_ids[changed_slot] = 12
+    after = model.block_forward(token_ids, positions, speculator.context)
+    assert bool(((before - after).abs().amax(dim=1) > 1e-6).all())
+
+
+# Bug case B38.
+def test_positions_of_slots_and_drafts():
+    config = drafter_config(TARGET)
+    assert block_positions(config, torch.tensor([12]), 64).tolist() == list(range(12, 19))
+    assert predicted_positions(config, torch.tensor([12])).tolist() == [list(range(13, 20))]
+    fill_in = dataclasses.replace(config, block_size=8, samples_from_anchor=False)
+    assert block_positions(fill_in, torch.tensor([12]), 64).tolist() == list(range(12, 20))
+    assert predicted_positions(fill_in, torch.tensor([12])).tolist() == [list(range(13, 20))]
+
+
+def test_positions_stop_at_the_last_one():
+    assert block_positions(CONFIG, torch.tensor([61, 3]), 64).tolist() == [
+        *(61, 62, 63, 63),
+        *(3, 4, 5, 6),
+    ]
+
+
+def test_a_block_holds_its_anchor_and_masks():
+    mask = CONFIG.mask_token_id
+    found = block_token_ids(CONFIG, torch.tensor([5, 9]))
+    assert found.tolist() == [5, mask, mask, mask, 9, mask, mask, mask]
+
+
+# Bug case B55.
+def test_rows_that_predict():
+    hidden = torch.arange(16.0).view(8, 2)
+    assert torch.equal(draft_rows(CONFIG, hidden), hidden.view(2, 4, 2))
+    fill_in = dataclasses.replace(CONFIG, samples_from_anchor=False)
+    assert torch.equal(draft_rows(fill_in, hidden), hidden.view(2, 4, 2)[:, 1:])
+    assert (CONFIG.num_drafts, fill_in.num_drafts) == (4, 3)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("head", HEADS)
+def test_training_forward_is_the_inference_forward(head, samples_from_anchor):
+    config = config_with_head(head, samples_from_anchor=samples_from_anchor)
+    model = in_float64(tiny_drafter(config))
+    taps, tokens = random_taps(config, 15, dtype=torch.float64), random_tokens(15)
+    anchors = torch.tensor([0, 4, 5, 11])
+    trained = teacher_forced(model, taps, tokens, anchors)
+    for index, anchor in enumerate(anchors.tolist()):
+        speculator = ReferenceSpeculator(model)
+        speculator.append(taps[:, :anchor])
+        hidden = speculator.hidden(int(tokens[anchor]))
+        torch.testing.assert_close(trained.hidden[index], hidden, **EXACT)
+        state = model.initial_state(1)
+        for step in range(config.num_drafts):
+            previous = tokens[min(anchor + step, 14)].view(1)
+            row = hidden[step : step + 1]
+            logits = model.base_logits(row)
+            if head != "none":
+                codes, state = model.codes(previous, row, state)
+                logits = logits + codes @ model.markov_weight.T
+            torch.testing.assert_close(trained.logits[index, step], logits[0], **EXACT)
+            confidence = model.confidence_logits(row, previous)[0]
+            torch.testing.assert_close(trained.confidence_logits[index, step], confidence, **EXACT)
+
+
+def test_blocks_of_a_sequence_do_not_see_each_other(model):
+    taps, tokens = random_taps(CONFIG, 15, dtype=torch.float64), random_tokens(15)
+    together = teacher_forced(model, taps, tokens, torch.tensor([3, 8]))
+    for index, anchor in enumerate((3, 8)):
+        alone = teacher_forced(model, taps, tokens, torch.tensor([anchor]))
+        torch.testing.assert_close(together.logits[index], alone.logits[0], **EXACT)
+
+
+def test_padding_blocks_are_finite_and_change_nothing(model):
+    taps, tokens = random_taps(CONFIG, 15, dtype=torch.float64), random_tokens(15)
+    anchors, is_real = torch.tensor([3, 0, 0]), torch.tensor([True, False, False])
+    padded = teacher_forced(model, taps, tokens, anchors, is_real=is_real)
+    alone = teacher_forced(model, taps, tokens, anchors[:1])
+    torch.testing.assert_close(padded.logits[:1], alone.logits, **EXACT)
+    assert bool(padded.logits.isfinite().all())
+
+
+def test_labels_follow_the_anchor(model):
+    taps, tokens = random_taps(CONFIG, 9, dtype=torch.float64), random_tokens(9)
+    found = teacher_forced(model, taps, tokens, torch.tensor([2, 7]))
+    assert found.label_positions.tolist() == [[3, 4, 5, 6], [8, 9, 10, 11]]
+    assert torch.equal(found.previous_token_ids[0], tokens[2:6])
+    assert found.previous_token_ids[1].tolist() == [*tokens[7:9].tolist(), *[int(tokens[8])] * 2]
+
+
+def test_training_forward_gives_every_weight_a_gradient():
+    for head in ("gated", "rnn"):
+        model = tiny_drafter(config_with_head(head))
+        trained = [tensor for _, tensor in model.weights.tensors()]
+        for tensor in trained:
+            tensor.requires_grad_()
+        found = teacher_forced(model, random_taps(CONFIG, 9), random_tokens(9), torch.tensor([5]))
+        (found.logits.sum() + found.confidence_logits.sum()).backward()
+        assert all(bool((tensor.grad != 0).any()) for tensor in trained)
+
+
+@pytest.mark.parametrize("num_tokens", [8, 65])
+def test_training_forward_rejects_a_sequence_that_does_not_fit(model, num_tokens):
+    taps = random_taps(CONFIG, 9 if num_tokens == 8 else 65, dtype=torch.float64)
+    with pytest.raises(InvalidArgumentError, match=f"token_ids has {num_tokens}, expected the same"):
+        teacher_forced(model, taps, random_tokens(num_tokens), torch.tensor([2]))
+
+
+class Bfloat16Twins(DecoderOps):
+    """The kernels' twins, as a model on CUDA would call them."""
+
+    def normalize(self, residual, norm):
+        return rms_norm.rms_norm(residual, norm.weight, norm.eps)
+
+    def add_linear(self, residual, values, weight, bias, norm):
+        return small_batch_linear.small_batch_add_linear(
+            residual, values, weight, bias, norm=norm.weight, eps=norm.eps
+        )
+
+    def linear(self, normalized, weight, bias):
+        if isinstance(normalized, torch.Tensor):
+            return super().linear(normalized, weight, bias)
+        return small_batch_linear.small_batch_linear(normalized, weight, bias)
+
+    def gated_linear(self, normalized, weight, bias):
+        if isinstance(normalized, torch.Tensor):
+            return super().gated_linear(normalized, weight, bias)
+        return small_batch_linear.small_batch_linear(normalized, weight, bias, is_gated=True)
+
+    def hidden(self, normalized, residual, norm):
+        return rms_norm.rms_norm(residual, norm.weight, norm.eps)
+
+    def rotate(self, query, key, cos, sin, positions, *, norms):
+        rotary_embedding.rotary_embedding(query, key, cos, sin, positions, norms=norms)
+
+
+def test_kernels_can_stand_in_for_every_operation():
+    plain = tiny_drafter(CONFIG)
+    model = DSparkModel(CONFIG, plain.weights, ops=Bfloat16Twins())
+    taps = random_taps(CONFIG, 6)
+    for found, expected in zip(
+        model.context(taps, torch.arange(6)), plain.context(taps, torch.arange(6)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, **FLOAT32)
+    speculators = ReferenceSpeculator(model), ReferenceSpeculator(plain)
+    for speculator in speculators:
+        speculator.append(taps)
+    torch.testing.assert_close(*(speculator.hidden(3) for speculator in speculators), **FLOAT32)
+
+
+FORBIDDEN = {"_local_scalar_dense", "arange", "ones", "full", "scalar_tensor", "tensor"}
+
+
+class SeenOperators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
+        self.names.add(operator.overloadpacket.__name__)
+        return operator(*args, **(kwargs or {}))
+
+
+class NoAttention:
+    """A cache outside the model's responsibility."""
+
+    def attend(self, _layer_id, query, _key, _value):
+        return query
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_a_round_reads_no_value_on_the_host(head):
+    model = tiny_drafter(config_with_head(head, draft_vocab_size=20))
+    ids, positions = torch.zeros(8, dtype=torch.int64), torch.arange(8)
+    with SeenOperators() as seen:
+        model.context(random_taps(model.config, 8), positions)
+        rows = draft_rows(model.config, model.block_forward(ids, positions, NoAttention()))
+        model.base_logits(rows[:, 0])
+        model.codes(ids[:2], rows[:, 0], model.initial_state(2))
+        model.confidence_logits(rows[:, 0], ids[:2])
+        model.to_target_ids(ids)
+    assert len(seen.names) > 5
+    # Random taps are made outside of the model.
+    assert not seen.names & FORBIDDEN - {"arange"}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_round_needs_no_tensor_value(head):
+    # Tensors on the meta device have none: reading one raises.
+    config = config_with_head(head)
+    weights = allocate_drafter_weights(config, torch.bfloat16, torch.device("meta"))
+    model = DSparkModel(config, weights)
+    ids = torch.empty(8, dtype=torch.int64, device="meta")
+    taps = torch.empty(3, 8, 16, dtype=torch.bfloat16, device="meta")
+    keys, _ = model.context(taps, ids)
+    hidden = model.block_forward(ids, ids, NoAttention())
+    assert keys.dtype == hidden.dtype == torch.bfloat16
+    assert model.base_logits(hidden).shape == (8, 29)
+    assert model.confidence_logits(hidden, ids).dtype == torch.float32
+    if head != "none":
+        codes, _ = model.codes(ids, hidden, model.initial_state(8))
+        assert (codes.shape, codes.dtype) == ((8, 6), torch.bfloat16)
+
+
+def test_refresh_takes_over_changed_weights(model):
+    taps = random_taps(CONFIG, 2, dtype=torch.float64)
+    scramble(model, seed=9)
+    keys, _ = model.context(taps, torch.arange(2))
+    torch.testing.assert_close(
+        keys[2, 1], context_of_token(model, 2, taps[:, 1], 1)[0], **EXACT
+    )
+
+
+def test_biases_of_the_projections_reach_context_and_block():
+    config = tiny_config()
+    biased = dataclasses.replace(config.backbone, attention_bias=True)
+    model = in_float64(tiny_drafter(dataclasses.replace(config, backbone=biased)))
+    taps, tokens = random_taps(config, 8, dtype=torch.float64), random_tokens(8)
+    speculator = ReferenceSpeculator(model)
+    speculator.append(taps[:, :5])
+    trained = teacher_forced(model, taps, tokens, torch.tensor([5]))
+    torch.testing.assert_close(trained.hidden[0], speculator.hidden(int(tokens[5])), **EXACT)
+    plain = dataclasses.replace(
+        model.weights.backbone,
+        layers=tuple(
+            dataclasses.replace(layer, qkv_bias=torch.zeros_like(layer.qkv_bias))
+            for layer in model.weights.backbone.layers
+        ),
+    )
+    unbiased = DSparkModel(model.config, dataclasses.replace(model.weights, backbone=plain))
+    for with_bias, without in zip(
+        model.context(taps, torch.arange(8)), unbiased.context(taps, torch.arange(8)), strict=True
+    ):
+        assert not torch.allclose(with_bias, without)
+
+
+def test_published_shape_of_an_8b_target():
+    config = drafter_config(QWEN3_8B)
+    weights = allocate_drafter_weights(config, torch.bfloat16, torch.device("meta"))
+    assert config.tap_layer_ids == (1, 9, 17, 25, 33)
+    assert config.mask_token_id == 151_669
+    assert tuple(weights.fc.shape) == (4096, 20_480)
+    assert tuple(weights.markov_w2.shape) == (151_936, 256)
+    assert tuple(weights.confidence_proj.shape) == (1, 4352)
+    # The published file: 4.74 GB with both vocabulary matrices.
+    assert round(weights.num_bytes / 1e9, 2) == 4.74
+    of_14b = drafter_config(dataclasses.replace(QWEN3_8B, num_layers=40))
+    assert of_14b.tap_layer_ids == (1, 10, 19, 28, 37)
+
+
+@pytest.mark.parametrize(("num_layers", "taps"), [(1, (-1,)), (2, (0,)), (4, (2,)), (5, (1, 2))])
+def test_small_targets_have_fewer_taps(num_layers, taps):
+    target = dataclasses.replace(TARGET, num_layers=num_layers)
+    assert drafter_config(target).tap_layer_ids == taps
