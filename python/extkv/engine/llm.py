@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
     from extkv.models import LoadedModel
+    from extkv.models.dspark import DSparkModel
 
     Prompt = str | Sequence[int]
     Progress = Callable[[str, int, int], None]
@@ -42,6 +43,9 @@ class LLM:
     Args:
         model: A GGUF file or a Hugging Face directory; None for the installed SmolLM2. A model that
             is loaded already can be passed too.
+        draft: Directory of a DSpark drafter for the model, or a drafter that is loaded already.
+        speculative_config: How to draft and verify, with vLLM's keys; see
+            `extkv.dspark.options.SpeculativeOptions`.
         device: ``"cuda"``, ``"cpu"`` or a torch.device; None for CUDA where there is a device.
         dtype: ``"auto"`` is bfloat16 on CUDA and float32 on the host.
         max_model_len: Most tokens of a sequence; None for the model's context length.
@@ -74,7 +78,9 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | LoadedModel | None = None,
+        draft: str | os.PathLike[str] | DSparkModel | None = None,
         *,
+        speculative_config: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
@@ -116,6 +122,15 @@ class LLM:
             seed=seed,
         )
         self.model = loaded
+        speculator = drafting = None
+        if draft is not None or speculative_config is not None:
+            # Imported late: it imports parts of the engine.
+            from extkv.dspark.drafting import Drafting
+            from extkv.dspark.pairing import make_speculator
+
+            speculator, options = make_speculator(
+                loaded.model, draft, speculative_config, self.config, on_progress
+            )
         sampler = Sampler(
             vocab_size=loaded.config.vocab_size, num_slots=num_seqs, device=loaded.model.device
         )
@@ -124,11 +139,14 @@ class LLM:
             self.config,
             lambda logits: sampler.profile(logits, num_history_tokens=length),
             on_progress,
+            speculator,
         )
         runner.start()
         self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
-        self.engine = EngineCore(runner, sampler, self.config, tokenizer)
+        if speculator is not None:
+            drafting = Drafting(speculator, sampler, options)
+        self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
         self._limits = ModelLimits(
             vocab_size=loaded.config.vocab_size,

@@ -16,6 +16,7 @@ from extkv.kv import SizeAfterCapture, plan_cache
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from extkv.dspark.speculator import Speculator
     from extkv.engine.batch import StepInputs
     from extkv.engine.config import EngineConfig
     from extkv.kv import KVCache, SizingPlan
@@ -43,15 +44,19 @@ class ModelRunner:
         config: EngineConfig,
         sample_for_profile: ProfileSampler,
         on_progress: Callable[[str, int, int], None] | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.model = model
         self.config = config
+        self.speculator = speculator
+        self._query_len = 1 if speculator is None else 1 + speculator.num_drafts
         self._sample_for_profile = sample_for_profile
         self._on_progress = on_progress
-        self._buffers = InputBuffers(config, model.device)
+        self._buffers = InputBuffers(config, model.device, max_query_len=self._query_len)
         self._graphs = DecodeGraphs()
         self._views: dict[int, StepInputs] = {}
         self._paged: PagedCache | None = None
+        self.inputs: StepInputs
         self.cache: KVCache
         self.sizing_plan: SizingPlan
         self.num_blocks = 0
@@ -70,6 +75,10 @@ class ModelRunner:
         config = self.config
         self._since = time.perf_counter()
         layers = cache_layers(self.model.config, config.block_size, self.model.dtype)
+        weight_bytes = self.model.weights.num_bytes
+        if self.speculator is not None:
+            layers += self.speculator.layers()
+            weight_bytes += self.speculator.model.num_bytes
         bytes_per_block = plan_cache(layers, max_blocks=1).bytes_per_block
         max_blocks = self._most_blocks(bytes_per_block)
         fixed_bytes = config.kv_cache_memory_bytes
@@ -84,7 +93,7 @@ class ModelRunner:
             kv_cache_memory_bytes=fixed_bytes,
             extensible=config.enable_extensible_kv_cache,
             max_blocks=max_blocks,
-            loaded_weight_bytes=self.model.weights.num_bytes,
+            loaded_weight_bytes=weight_bytes,
         )
         sizer.weights_loaded()
         sizer.profile(lambda: self._worst_step(NullCache()))
@@ -137,14 +146,23 @@ class ModelRunner:
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
-            self._buffers.fill_decode(plan, size)
-            return self._graphs.replay(size)[: len(plan.seq_lens)]
-        inputs = self._buffers.fill(plan)
-        paged = self._bound(inputs)
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, paged)
+            self.inputs = self._buffers.fill_decode(plan, size)
+            return self._graphs.replay(size)[: len(plan.sample_rows)]
+        self.inputs = inputs = self._buffers.fill(plan)
+        hidden = self._forward(inputs, self._bound(inputs))
         if prompt_logits:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
+
+    def _forward(self, inputs: StepInputs, cache: NullCache | PagedCache) -> torch.Tensor:
+        """Run the model, and leave the drafter's context beside its keys and values."""
+        if self.speculator is None:
+            return self.model.forward(inputs.token_ids, inputs.positions, cache)
+        hidden, taps = self.model.forward(
+            inputs.token_ids, inputs.positions, cache, taps=self.speculator.tap_layer_ids
+        )
+        self.speculator.store_context(taps, inputs)
+        return hidden
 
     def _note(self, phase: str) -> None:
         """Note how long a phase of the start took."""
@@ -176,7 +194,10 @@ class ModelRunner:
             self.model.config,
             max_num_seqs=self.config.max_num_seqs,
             max_model_len=self.config.max_model_len,
+            max_query_len=self._query_len,
         )
+        if self.speculator is not None:
+            self.speculator.attach(cache)
 
     def _bound(self, inputs: StepInputs) -> PagedCache:
         if self._paged is None:
@@ -190,19 +211,21 @@ class ModelRunner:
         on_progress = self._on_progress
         sizes = self.config.graph_batch_sizes()
         self._views = {size: self._buffers.decode_views(size) for size in sizes}
-        self._graphs.capture(
-            sizes,
-            self._decode_forward,
-            None
-            if on_progress is None
-            else lambda done, total: on_progress("capturing graphs", done, total),
-        )
+        report = None
+        if on_progress is not None:
+            notify = on_progress
+
+            def report(done: int, total: int) -> None:
+                notify("capturing graphs", done, total)
+
+        self._graphs.capture(sizes, self._decode_forward, report)
+        if self.speculator is not None:
+            self.speculator.capture(sizes, report)
 
     @torch.inference_mode()
     def _decode_forward(self, num_seqs: int) -> torch.Tensor:
         inputs = self._views[num_seqs]
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, self._bound(inputs))
-        return self.model.compute_logits(hidden)
+        return self.model.compute_logits(self._forward(inputs, self._bound(inputs)))
 
     @torch.inference_mode()
     def _worst_step(self, cache: NullCache | PagedCache) -> None:
@@ -210,6 +233,8 @@ class ModelRunner:
         inputs = self._buffers.worst_case()
         if isinstance(cache, PagedCache):
             cache.bind(inputs)
-        hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
-        num_rows = min(self.config.max_num_seqs, hidden.shape[0])
+        hidden = self._forward(inputs, cache)
+        num_rows = inputs.sample_rows.shape[0]
         self._sample_for_profile(self.model.compute_logits(hidden[:num_rows]))
+        if self.speculator is not None:
+            self.speculator.profile(self.config.max_num_seqs)

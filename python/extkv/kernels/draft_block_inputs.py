@@ -105,9 +105,7 @@ def _draft_block_inputs_kernel(
         num_rejected = tl.load(num_rejected_ptr + request * num_rejected_stride)
         kept_end = end - num_rejected
         is_request = kept_end > start
-        last = tl.load(
-            positions_ptr + (kept_end - 1) * positions_stride, mask=is_request, other=-1
-        )
+        last = tl.load(positions_ptr + (kept_end - 1) * positions_stride, mask=is_request, other=-1)
         anchor_position = tl.where(is_request, last + 1, -1)
         table_ptr = block_table_ptr + request * block_table_stride
 
@@ -127,7 +125,11 @@ def _draft_block_inputs_kernel(
         # Without the anchor's slot, slot j predicts the token at its own position.
         is_draft = query < NUM_DRAFTS
         offset = request * NUM_DRAFTS + query
-        tl.store(sample_rows_ptr + offset, request * NUM_QUERIES + query + NUM_QUERIES - NUM_DRAFTS, mask=is_draft)
+        tl.store(
+            sample_rows_ptr + offset,
+            request * NUM_QUERIES + query + NUM_QUERIES - NUM_DRAFTS,
+            mask=is_draft,
+        )
         sampled = tl.where(is_request, position + 1, 0)
         tl.store(sample_positions_ptr + offset, sampled, mask=is_draft)
         tl.store(anchor_positions_ptr + request, anchor_position)
@@ -153,9 +155,7 @@ def _shapes(num_reqs: int, num_rows: int, num_queries: int, num_drafts: int) -> 
 def _checked_out(
     out: DraftBlock | None, shapes: list[list[int]], device: torch.device
 ) -> DraftBlock:
-    dtypes = [
-        torch.int32 if name == "seq_lens" else torch.int64 for name in DraftBlock._fields
-    ]
+    dtypes = [torch.int32 if name == "seq_lens" else torch.int64 for name in DraftBlock._fields]
     if out is None:
         return DraftBlock(
             *(

@@ -301,9 +301,7 @@ def _stride(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.stride(0)
 
 
-def launch(
-    step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: MarkovSettings
-) -> None:
+def launch(step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: MarkovSettings) -> None:
     """Run both kernels on checked arguments."""
     num_rows, vocab_size = step.base_logits.shape
     num_tiles = -(-vocab_size // DRAFT_VOCAB_TILE)

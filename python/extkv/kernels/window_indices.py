@@ -132,7 +132,9 @@ def window_indices(
             torch.empty(num_rows, dtype=torch.int32, device=device),
         )
     indices, lengths = out
-    check_tensor("indices", indices, [torch.int32], [num_rows, None], device, is_last_dim_dense=True)
+    check_tensor(
+        "indices", indices, [torch.int32], [num_rows, None], device, is_last_dim_dense=True
+    )
     check_tensor("lengths", lengths, [torch.int32], [num_rows], device, is_last_dim_dense=True)
     if indices.shape[1] < width or indices.shape[1] % WIDTH_MULTIPLE:
         raise InvalidArgumentError(

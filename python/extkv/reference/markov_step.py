@@ -60,9 +60,7 @@ def markov_step(
         out = MarkovDraw(*(torch.empty(num_rows, dtype=dtype, device=device) for dtype in dtypes))
     if num_rows == 0:
         return out
-    logits = markov_logits(
-        base_logits, projection, tokens=tokens, embedding=embedding, codes=codes
-    )
+    logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
     has_nan = logits.isnan().any(1)
     values = torch.where(logits.isnan(), -torch.inf, logits)
     largest, drawn = values.max(1)
@@ -74,9 +72,7 @@ def markov_step(
         assert positions is not None
         is_sampled = temperature >= _LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
-        uniforms = philox_uniforms(
-            seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot)
-        )
+        uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
         found, masses = draw_in_tiles(values, heat, uniforms)
         log_sum_exp = torch.where(is_sampled, largest / heat + masses.log(), 0.0)
         drawn = torch.where(is_sampled & ~has_none, found, drawn)

@@ -111,9 +111,7 @@ def verify_drafts(
     if method == "block":
         scale = _prefix_scales(windows, log_q).gather(1, accepted[:, None])[:, 0].exp()
     is_rejected = (accepted < num_drafts) & (method != "synthetic")
-    drawn = _draw(
-        windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None
-    )
+    drawn = _draw(windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None)
     first = accepted[:, None]
     is_chosen = windows.is_greedy[:, 0] | (windows.flags.gather(1, first)[:, 0] >= 2)
     tokens = torch.where(is_chosen, windows.argmax.gather(1, first)[:, 0], drawn)
@@ -324,6 +322,8 @@ def _pick_in_tiles(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tenso
     """Pick a tile of the row by its mass, then a token inside it."""
     num_rows, vocab_size = weights.shape
     width = min(DRAFT_VOCAB_TILE, vocab_size)
+    if num_rows == 0:
+        return torch.zeros(0, dtype=torch.int64, device=weights.device)
     tiles = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
     chosen = pick(tiles.sum(2), uniforms[:, 0])
     inside = tiles[torch.arange(num_rows, device=weights.device), chosen]

@@ -65,7 +65,9 @@ def sample_tokens(
     values = torch.where(values.isnan(), -torch.inf, values)
     if cutoff is not None:
         values = torch.where(values >= cutoff[rows, None], values, -torch.inf)
-    tokens[rows] = draw_from_softmax(values, temperature[rows], seeds[rows], positions[rows], stream)
+    tokens[rows] = draw_from_softmax(
+        values, temperature[rows], seeds[rows], positions[rows], stream
+    )
     return tokens, flags
 
 

@@ -367,9 +367,7 @@ def draw_kernel(
                 if kind == FROM_RESIDUAL:
                     removed = tl.load(token_ids_ptr + (row + 1) * token_ids_stride)
                     removed_tile = (removed // VOCAB_TILE).to(tl.int32)
-                    values = load_logits(
-                        row_ptr, removed_tile * VOCAB_TILE, vocab_size, VOCAB_TILE
-                    )
+                    values = load_logits(row_ptr, removed_tile * VOCAB_TILE, vocab_size, VOCAB_TILE)
                     column = removed_tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
                     weights = softmax_weight(values, largest, inverse)
                     keeps = (values >= cutoff) & (column != removed)
