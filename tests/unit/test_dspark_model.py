@@ -62,7 +62,9 @@ def rotate(head, position):
 def projections(model, layer_id):
     """The separate projections of a layer, as a checkpoint names them."""
     backbone = model.config.backbone
-    sizes = [heads * backbone.head_dim for heads in (backbone.num_heads, *[backbone.num_kv_heads] * 2)]
+    sizes = [
+        heads * backbone.head_dim for heads in (backbone.num_heads, *[backbone.num_kv_heads] * 2)
+    ]
     return model.weights.backbone.layers[layer_id].qkv_proj.split(sizes)
 
 
@@ -102,7 +104,10 @@ def hidden_of_block(model, taps, anchor_token_id, *, window=None):
                 scores = torch.stack([query @ keys[kv_head] for keys, _ in seen]) / math.sqrt(8)
                 shares = torch.softmax(scores, 0)
                 outs.append(
-                    sum(share * values[kv_head] for share, (_, values) in zip(shares, seen, strict=True))
+                    sum(
+                        share * values[kv_head]
+                        for share, (_, values) in zip(shares, seen, strict=True)
+                    )
                 )
             stream[slot] = stream[slot] + layer.o_proj @ torch.cat(outs)
             after = norm(stream[slot], layer.post_attention_norm)
@@ -154,7 +159,9 @@ def test_context_keys_and_values_are_heads_of_one_tensor(model):
 )
 def test_context_rejects_taps_that_do_not_fit(taps):
     model = random_drafter(CONFIG)
-    with pytest.raises(InvalidArgumentError, match=r"taps are .*expected torch.float32 \[3, 4, 16\]"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"taps are .*expected torch.float32 \[3, 4, 16\]"
+    ):
         model.context(taps, torch.arange(4))
 
 
@@ -356,7 +363,9 @@ def test_training_forward_gives_every_weight_a_gradient():
 @pytest.mark.parametrize("num_tokens", [8, 65])
 def test_training_forward_rejects_a_sequence_that_does_not_fit(model, num_tokens):
     taps = random_taps(CONFIG, 9 if num_tokens == 8 else 65, dtype=torch.float64)
-    with pytest.raises(InvalidArgumentError, match=f"token_ids has {num_tokens}, expected the same"):
+    with pytest.raises(
+        InvalidArgumentError, match=f"token_ids has {num_tokens}, expected the same"
+    ):
         teacher_forced(model, taps, random_tokens(num_tokens), torch.tensor([2]))
 
 
@@ -460,9 +469,7 @@ def test_refresh_takes_over_changed_weights(model):
     taps = random_taps(CONFIG, 2, dtype=torch.float64)
     scramble(model, seed=9)
     keys, _ = model.context(taps, torch.arange(2))
-    torch.testing.assert_close(
-        keys[2, 1], context_of_token(model, 2, taps[:, 1], 1)[0], **EXACT
-    )
+    torch.testing.assert_close(keys[2, 1], context_of_token(model, 2, taps[:, 1], 1)[0], **EXACT)
 
 
 def test_biases_of_the_projections_reach_context_and_block():

@@ -106,7 +106,7 @@ class EngineCore:
         drafting: Drafting | None = None,
     ) -> None:
         self.runner = runner
-        self._drafting = drafting
+        self.drafting = drafting
         self.sampler = sampler
         self._tokenizer = tokenizer
         self.scheduler = Scheduler(
@@ -260,8 +260,8 @@ class EngineCore:
         sampled = np.diff(plan.sample_start_loc).nonzero()[0]
         sampled_ids = plan.request_ids[sampled].tolist()
         tokens: PendingTokens | PendingWindows
-        if self._drafting is not None:
-            tokens, drafts = self._drafting.decide(plan, sampled, logits, self.runner.inputs)
+        if self.drafting is not None:
+            tokens, drafts = self.drafting.decide(plan, sampled, logits, self.runner.inputs)
             self._flight = _Flight(sampled_ids, tokens, prompt_logprobs, drafts)
             return
         tokens = self.sampler.sample(
