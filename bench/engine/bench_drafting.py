@@ -73,11 +73,18 @@ def make(draft: DSparkModel | None, model: LoadedModel) -> LLM:
 
 
 def round_bytes(draft: DSparkModel) -> int:
-    """Bytes that a draft round of one sequence must read: backbone, head, Markov matrix per step."""
+    """Bytes that a round of one sequence must read: backbone, head, Markov matrix per step."""
     weights = draft.weights.backbone
     backbone = weights.num_bytes - weights.embedding.nbytes - weights.lm_head.nbytes
     markov = 0 if draft.markov_weight is None else NUM_DRAFTS * draft.markov_weight.nbytes
     return backbone + draft.lm_head.nbytes + markov
+
+
+def draft_round_us(llm: LLM, batch: int) -> float:
+    """Return the device time of a draft round in us."""
+    graphs = llm.engine.runner.speculator._graphs  # noqa: SLF001 the bench looks inside
+    size = graphs.size_for(batch)
+    return sorted(cuda_event_us(lambda: graphs.replay(size)) for _ in range(9))[4]
 
 
 def main() -> None:
@@ -107,15 +114,12 @@ def main() -> None:
     )
     llm = make(draft, loaded)
     print(llm.sizing_plan)
-    speculator = llm.engine.runner.speculator
     floor_us = round_bytes(draft) / bandwidth * 1e6
     report.add("draft round", "bytes over copy bandwidth, batch 1", [floor_us])
     for batch in batches:
         rate, times = run_batch(llm, batch, 200)
         counts = llm.engine.drafting.counts
-        graphs = speculator._graphs  # noqa: SLF001 the bench looks inside
-        size = graphs.size_for(batch)
-        round_us = sorted(cuda_event_us(lambda n=size: graphs.replay(n)) for _ in range(9))[4]
+        round_us = draft_round_us(llm, batch)
         extra = {
             "tokens_per_second": rate,
             "over_plain": rate / rates[batch],
