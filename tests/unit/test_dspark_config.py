@@ -125,7 +125,11 @@ def test_speculators_leaves_out_what_transformers_assumes(read):
     config = read(SPECULATORS, transformer_layer_config={"num_hidden_layers": 5})
     backbone = config.backbone
     assert (backbone.vocab_size, backbone.hidden_size) == (151_936, 4096)
-    assert (backbone.intermediate_size, backbone.num_heads, backbone.num_kv_heads) == (22_016, 32, 32)
+    assert (backbone.intermediate_size, backbone.num_heads, backbone.num_kv_heads) == (
+        22_016,
+        32,
+        32,
+    )
     assert (backbone.head_dim, backbone.context_length) == (128, 32_768)
 
 
@@ -205,7 +209,10 @@ def test_missing_taps_name_all_their_keys(read, base):
         ({"target_layer_ids": [-2, 4]}, "tap layer is -2, expected -1"),
         ({"target_layer_ids": [4, 4]}, "tap layer 4 follows 4, expected strictly increasing"),
         ({"target_layer_ids": [9, 1]}, "tap layer 1 follows 9, expected strictly increasing"),
-        ({"target_layer_ids": [1, 35]}, "tap layer 35 is the last of 36 target layers, expected at m"),
+        (
+            {"target_layer_ids": [1, 35]},
+            "tap layer 35 is the last of 36 target layers, expected at m",
+        ),
         ({"target_layer_ids": [1, 36]}, "tap layer is 36, out of range for 36 target layers"),
         ({"target_layer_ids": 4}, "key target_layer_ids is 4, expected an array of int"),
         ({"target_layer_ids": [True]}, "key target_layer_ids is True, expected int"),
@@ -214,12 +221,21 @@ def test_missing_taps_name_all_their_keys(read, base):
         ({"mask_token_id": "x"}, "key mask_token_id is 'x', expected int"),
         ({"block_size": ABSENT}, "key block_size is missing, expected int"),
         ({"block_size": 0}, "block_size is 0, expected at least 1 in anchor-first layout"),
-        ({"block_size": 1, "sample_from_anchor": False}, "block_size is 1, expected at least 2 in fi"),
+        (
+            {"block_size": 1, "sample_from_anchor": False},
+            "block_size is 1, expected at least 2 in fi",
+        ),
         ({"markov_rank": ABSENT}, "key markov_rank is missing, expected int"),
         ({"markov_rank": -1}, "markov_rank is -1, expected 0 or more"),
         ({"markov_head_type": ABSENT}, "key markov_head_type is missing, expected str"),
-        ({"markov_head_type": "lstm"}, "key markov_head_type is 'lstm', expected one of vanilla, gat"),
-        ({"enable_confidence_head": ABSENT}, "key enable_confidence_head is missing, expected bool"),
+        (
+            {"markov_head_type": "lstm"},
+            "key markov_head_type is 'lstm', expected one of vanilla, gat",
+        ),
+        (
+            {"enable_confidence_head": ABSENT},
+            "key enable_confidence_head is missing, expected bool",
+        ),
         ({"confidence_head_with_markov": ABSENT}, "key confidence_head_with_markov is missing"),
         ({"markov_rank": 0}, "confidence_head_with_markov is true, markov_rank is 0"),
         ({"num_target_layers": 0}, "num_target_layers is 0, expected a positive number"),
@@ -227,12 +243,24 @@ def test_missing_taps_name_all_their_keys(read, base):
         ({"draft_vocab_size": 0}, "draft_vocab_size is 0, expected a positive number"),
         ({"hidden_size": ABSENT}, "key hidden_size is missing, expected int"),
         ({"hidden_act": "gelu"}, "key hidden_act is 'gelu', expected 'silu'"),
-        ({"attention_sink_bias": True}, "key attention_sink_bias is True, expected no such key or fa"),
+        (
+            {"attention_sink_bias": True},
+            "key attention_sink_bias is True, expected no such key or fa",
+        ),
         ({"logit_scale": 0.5}, "key logit_scale is 0.5, expected no such key or 1"),
-        ({"final_logit_softcapping": 30.0}, "key final_logit_softcapping is 30.0, expected no such k"),
-        ({"rope_is_neox_style": False}, "key rope_is_neox_style is False, expected no such key or t"),
+        (
+            {"final_logit_softcapping": 30.0},
+            "key final_logit_softcapping is 30.0, expected no such k",
+        ),
+        (
+            {"rope_is_neox_style": False},
+            "key rope_is_neox_style is False, expected no such key or t",
+        ),
         ({"quantization_config": {"quant_method": "fp8"}}, "key quantization_config is "),
-        ({"dflash_config": {"causal": True}}, "key dflash_config.causal is True, expected no such ke"),
+        (
+            {"dflash_config": {"causal": True}},
+            "key dflash_config.causal is True, expected no such ke",
+        ),
         ({"dflash_config": {"use_swa": True}}, "key dflash_config.use_swa is True"),
         ({"dflash_config": 3}, "key dflash_config is 3, expected an object"),
         (
@@ -265,7 +293,10 @@ def test_native_refusals_name_the_key(read, changes, message):
             {"transformer_layer_config": LAYER_CONFIG | {"rope_is_neox_style": False}},
             "key transformer_layer_config.rope_is_neox_style is False",
         ),
-        ({"speculators_model_type": "eagle3"}, "key speculators_model_type is 'eagle3', expected 'd"),
+        (
+            {"speculators_model_type": "eagle3"},
+            "key speculators_model_type is 'eagle3', expected 'd",
+        ),
         ({"target_hidden_size": 2048}, "key target_hidden_size is 2048, expected hidden_size 4096"),
         ({"block_size": ABSENT}, "key block_size is missing, expected int"),
         (
@@ -347,7 +378,9 @@ def test_a_window_of_0_is_refused(read, base):
     changes = {"sliding_window": 0}
     if base is SPECULATORS:
         changes = {"transformer_layer_config": LAYER_CONFIG | changes}
-    with pytest.raises(ModelFileError, match="sliding_window is 0, expected a positive number or n"):
+    with pytest.raises(
+        ModelFileError, match="sliding_window is 0, expected a positive number or n"
+    ):
         read(base, **changes)
 
 
@@ -372,7 +405,9 @@ def test_refuses_a_window_that_begins_at_each_slot(read):
 
 def test_refuses_a_native_window(read):
     changes = {"use_sliding_window": True, "sliding_window": 128, "layer_types": ABSENT}
-    with pytest.raises(ModelFileError, match="key sliding_window is 128, expected null: where the w"):
+    with pytest.raises(
+        ModelFileError, match="key sliding_window is 128, expected null: where the w"
+    ):
         read(NATIVE, **changes, max_window_layers=0)
 
 
@@ -391,13 +426,21 @@ def test_recognises_native_architectures(read, changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"]}, "architecture is LlamaForCausalLM with model type"),
-        ({"architectures": ["DSparkDraftModel"], "model_type": "llama"}, "architecture is DSparkDra"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "architecture is LlamaForCausalLM with model type",
+        ),
+        (
+            {"architectures": ["DSparkDraftModel"], "model_type": "llama"},
+            "architecture is DSparkDra",
+        ),
         ({"architectures": [], "model_type": ABSENT}, "architecture is missing with model type ''"),
     ],
 )
 def test_refuses_what_is_no_drafter(read, changes, message):
-    with pytest.raises(ModelFileError, match=f"config.json: {message}.* known drafters: Qwen3DSpark"):
+    with pytest.raises(
+        ModelFileError, match=f"config.json: {message}.* known drafters: Qwen3DSpark"
+    ):
         read(NATIVE, **changes)
 
 

@@ -69,7 +69,9 @@ def test_codes_are_the_formula(head):
         torch.testing.assert_close(codes, torch.stack([e[step] for e in expected]), **EXACT)
 
 
-@pytest.mark.parametrize(("head", "has_state"), [("vanilla", False), ("gated", False), ("rnn", True)])
+@pytest.mark.parametrize(
+    ("head", "has_state"), [("vanilla", False), ("gated", False), ("rnn", True)]
+)
 def test_only_the_rnn_head_has_a_state(head, has_state):
     model = tiny_drafter(config_with_head(head))
     state = model.initial_state(3)

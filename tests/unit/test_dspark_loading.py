@@ -6,12 +6,13 @@ import json
 import pytest
 import torch
 from extkv.errors import DrafterMismatchError, InvalidArgumentError, ModelFileError
-from extkv.models import DecoderOps
+from extkv.models import DecoderOps, random_model
 from extkv.models.dspark import ReferenceSpeculator, load_drafter, random_drafter
 from extkv.models.dspark.saving import native_config, speculators_config
 from safetensors.torch import save_file
 from support.drafters import (
     HEADS,
+    TARGET,
     config_with_head,
     random_taps,
     tiny_config,
@@ -69,8 +70,10 @@ def make_tensors(head="vanilla", *, confidence="bias"):
 
 def write(directory, tensors, values):
     (directory / "config.json").write_text(json.dumps(values))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()},
-              directory / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()},
+        directory / "model.safetensors",
+    )
     return directory
 
 
@@ -95,9 +98,7 @@ def test_every_tensor_lands_in_its_place(tmp_path, target, head, confidence, fil
     tensors = make_tensors(head, confidence=confidence)
     config = config_with_head(head, has_confidence_head=confidence != "none")
     make_values = native_config if file_format == "native" else speculators_config
-    model = load_drafter(
-        write(tmp_path, tensors, make_values(config, torch.float32)), target
-    )
+    model = load_drafter(write(tmp_path, tensors, make_values(config, torch.float32)), target)
     has_bias = confidence != "no-bias"
     assert model.config == dataclasses.replace(
         config,
@@ -195,7 +196,7 @@ def test_each_tensor_without_a_use_is_named(tmp_path, target, tensors, name):
 
 def test_a_confidence_head_that_the_config_denies_is_refused(tmp_path, target, tensors):
     config = tiny_config(has_confidence_head=False)
-    with pytest.raises(ModelFileError, match="2 tensors have no use .* confidence_head.proj.bias"):
+    with pytest.raises(ModelFileError, match=r"2 tensors have no use .* confidence_head.proj.bias"):
         load_drafter(write_native(tmp_path, tensors, config), target)
 
 
@@ -252,7 +253,9 @@ def test_vocabulary_matrices_are_compared_in_the_dtype_of_the_model(tmp_path, te
 
 
 @pytest.mark.parametrize("changed", [EMBEDDING, LM_HEAD])
-def test_a_matrix_that_differs_in_one_value_is_the_drafter_s_own(tmp_path, target, tensors, changed):
+def test_a_matrix_that_differs_in_one_value_is_the_drafter_s_own(
+    tmp_path, target, tensors, changed
+):
     tensors[EMBEDDING] = target.weights.embedding.clone()
     tensors[LM_HEAD] = target.weights.lm_head.clone()
     tensors[changed][28, 15] += 1
@@ -354,7 +357,11 @@ def test_tables_that_change_nothing_are_dropped(tmp_path, target, tensors):
         ("d2t", torch.tensor([-1, 0, 0, 0, 0]), "draft token 0 is target token -1, out of range"),
         ("d2t", torch.tensor([3, 2, 5, 6, 7]), "token 1 is target token 3, expected more than 3"),
         ("t2d", torch.zeros(5, dtype=torch.bool), r"tensor t2d has shape \[5\], expected \[29\]"),
-        ("t2d", torch.ones(29, dtype=torch.bool), "t2d says True for target token 1, d2t says False"),
+        (
+            "t2d",
+            torch.ones(29, dtype=torch.bool),
+            "t2d says True for target token 1, d2t says False",
+        ),
         ("t2d", torch.zeros(29, dtype=torch.bool), "t2d says False for target token 0, d2t says T"),
     ],
 )
@@ -424,13 +431,15 @@ def test_pipeline_parallelism_is_refused(tmp_path, target, tensors):
         load_drafter(path, target, pipeline_parallel_size=4)
 
 
-def test_dtype_device_and_kernels_are_the_target_s(tmp_path, tensors):
-    ops = DecoderOps()
-    target = tiny_target()
-    target.ops = ops
-    assert load_drafter(write_native(tmp_path, tensors), target).ops is ops
-    narrow = random_drafter(tiny_config(), dtype=torch.bfloat16)
-    assert narrow.dtype == torch.bfloat16
+def test_dtype_and_kernels_are_the_target_s(tmp_path, tensors):
+    target = random_model(TARGET, dtype=torch.bfloat16, ops=DecoderOps())
+    path = write_native(tmp_path, tensors)
+    model = load_drafter(path, target)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.weights.fc, tensors["fc.weight"].bfloat16())
+    assert model.ops is target.ops
+    own = DecoderOps()
+    assert load_drafter(path, target, ops=own).ops is own
 
 
 def test_positions_are_those_that_both_models_have(tmp_path, target, tensors):
@@ -455,7 +464,7 @@ def test_reports_progress_after_each_tensor_that_is_read(tmp_path, target, tenso
 
 def test_rejects_a_directory_without_weights(tmp_path, target, tensors):
     (write_native(tmp_path, tensors) / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match="has neither model.safetensors nor"):
+    with pytest.raises(ModelFileError, match=r"has neither model.safetensors nor"):
         load_drafter(tmp_path, target)
 
 
