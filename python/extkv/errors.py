@@ -156,7 +156,7 @@ class MissingPackageError(ExtkvError, ImportError):
 
 
 class UnsupportedDrafterError(ModelFileError):
-    """A drafter is of a kind that is known and that extkv cannot run yet; the message says which."""
+    """A drafter is of a known kind that extkv cannot run yet; the message says which."""
 
 
 class DrafterMismatchError(InvalidArgumentError):

@@ -21,7 +21,13 @@ from extkv.models.dspark import (
 from extkv.models.dspark.weights import allocate_drafter_weights
 from extkv.models.random_model import QWEN3_8B
 from extkv.models.rope import plain_frequencies
-from extkv.reference import rms_norm, rotary_embedding, small_batch_linear
+from extkv.reference import (
+    kv_append,
+    paged_attention,
+    rms_norm,
+    rotary_embedding,
+    small_batch_linear,
+)
 from support.drafters import (
     HEADS,
     TARGET,
@@ -238,6 +244,71 @@ def test_packed_blocks_are_the_blocks_alone(model):
         torch.testing.assert_close(rows[index], alone, **EXACT)
 
 
+class PagedBlocks:
+    """Context and blocks in a paged cache, as an engine keeps them."""
+
+    def __init__(self, model, lengths, *, block_size=4):
+        backbone = model.config.backbone
+        num_slots = model.config.block_size
+        ends = [length + num_slots for length in lengths]
+        most = max(-(-end // block_size) for end in ends)
+        # Sequences take turns, so that no sequence has neighbouring blocks; the rest is NaN.
+        self.table = torch.arange(most * len(lengths)).view(most, len(lengths)).T.int().contiguous()
+        shape = (most * len(lengths), block_size, backbone.num_kv_heads, backbone.head_dim)
+        self.caches = [
+            (torch.full(shape, float("nan")), torch.full(shape, float("nan")))
+            for _ in range(backbone.num_layers)
+        ]
+        self.block_size = block_size
+        self.lengths = lengths
+        self.starts = torch.arange(len(lengths) + 1, dtype=torch.int32) * num_slots
+        self.ends = torch.tensor(ends, dtype=torch.int32)
+        self.scale = backbone.head_dim**-0.5
+
+    def slots(self, seq, start, end):
+        positions = torch.arange(start, end)
+        blocks = self.table[seq, positions // self.block_size].long()
+        return blocks * self.block_size + positions % self.block_size
+
+    def append_context(self, seq, start, keys, values):
+        slots = self.slots(seq, start, start + keys.shape[1])
+        for layer_id, (key_cache, value_cache) in enumerate(self.caches):
+            kv_append.kv_append(keys[layer_id], values[layer_id], key_cache, value_cache, slots)
+
+    def attend(self, layer_id, query, key, value):
+        key_cache, value_cache = self.caches[layer_id]
+        ends = self.ends.tolist()
+        slots = [self.slots(s, start, ends[s]) for s, start in enumerate(self.lengths)]
+        kv_append.kv_append(key, value, key_cache, value_cache, torch.cat(slots))
+        return paged_attention.paged_attention(
+            query,
+            key_cache,
+            value_cache,
+            query_start_loc=self.starts,
+            seq_lens=self.ends,
+            block_table=self.table,
+            scale=self.scale,
+            is_causal=False,
+        )
+
+
+def test_a_paged_cache_gives_the_blocks_of_whole_tensors():
+    model = tiny_drafter(CONFIG)
+    lengths, anchors = (5, 0, 8), torch.tensor([3, 11, 28])
+    cache, expected = PagedBlocks(model, lengths), []
+    for seq, length in enumerate(lengths):
+        taps = random_taps(CONFIG, length, seed=seq)
+        speculator = ReferenceSpeculator(model)
+        speculator.append(taps)
+        expected.append(speculator.hidden(int(anchors[seq])))
+        for start, end in ((0, length // 2), (length // 2, length)):
+            positions = torch.arange(start, end)
+            cache.append_context(seq, start, *model.context(taps[:, start:end], positions))
+    positions = block_positions(CONFIG, torch.tensor(lengths), model.num_positions)
+    hidden = model.block_forward(block_token_ids(CONFIG, anchors), positions, cache)
+    torch.testing.assert_close(draft_rows(CONFIG, hidden), torch.stack(expected), **FLOAT32)
+
+
 @LAYOUTS
 def test_tokens_from_the_anchor_on_leave_the_draft_unchanged(samples_from_anchor):
     config = tiny_config(samples_from_anchor=samples_from_anchor)
@@ -390,7 +461,7 @@ class Bfloat16Twins(DecoderOps):
             return super().gated_linear(normalized, weight, bias)
         return small_batch_linear.small_batch_linear(normalized, weight, bias, is_gated=True)
 
-    def hidden(self, normalized, residual, norm):
+    def hidden(self, _normalized, residual, norm):
         return rms_norm.rms_norm(residual, norm.weight, norm.eps)
 
     def rotate(self, query, key, cos, sin, positions, *, norms):

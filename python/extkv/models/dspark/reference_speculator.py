@@ -171,7 +171,7 @@ class ReferenceSpeculator:
         hidden = self.hidden(anchor_token_id)[:count]
         previous = torch.tensor([anchor_token_id], device=model.device)
         state = model.initial_state(1)
-        logits, laws, befores = [], [], []
+        logits, laws, preceding = [], [], []
         for step in range(count):
             row = model.base_logits(hidden[step : step + 1])
             if model.markov_weight is not None:
@@ -179,14 +179,14 @@ class ReferenceSpeculator:
                 row = row + functional.linear(codes, model.markov_weight)
             row = row.to(torch.promote_types(row.dtype, torch.float32))
             law = _law(row, temperature)
-            befores.append(previous)
+            preceding.append(previous)
             previous = model.to_target_ids(_choose(law, temperature, generator))
             logits.append(row)
             laws.append(law)
-        token_ids = torch.cat((*befores[1:], previous))
+        token_ids = torch.cat((*preceding[1:], previous))
         confidence = None
         if model.config.has_confidence_head:
-            confidence = model.confidence_logits(hidden, torch.cat(befores))
+            confidence = model.confidence_logits(hidden, torch.cat(preceding))
         return Draft(token_ids, torch.cat(logits), self._by_target(torch.cat(laws)), confidence)
 
     def _by_target(self, laws: torch.Tensor) -> torch.Tensor:

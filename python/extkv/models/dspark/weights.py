@@ -207,8 +207,16 @@ def stack_context_projection(
     Returns:
         Weight ([num_layers * 2 * num_kv_heads * head_dim, hidden_size], keys of layer 0, values of
         layer 0, keys of layer 1, ...), and the bias of the same rows or None.
+
+    Raises:
+        OutOfMemoryError: If the copy does not fit on the device.
     """
     first = config.num_heads * config.head_dim
-    weight = torch.cat([layer.qkv_proj[first:] for layer in layers])
+    weights = [layer.qkv_proj[first:] for layer in layers]
     biases = [layer.qkv_bias[first:] for layer in layers if layer.qkv_bias is not None]
-    return weight, torch.cat(biases) if biases else None
+    try:
+        return torch.cat(weights), torch.cat(biases) if biases else None
+    except RuntimeError as error:
+        requested = sum(weight.nbytes for weight in weights)
+        msg = f"cannot allocate {requested:,} bytes for the context's projection: {error}"
+        raise OutOfMemoryError(msg, requested=requested) from error
