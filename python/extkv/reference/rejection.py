@@ -104,7 +104,7 @@ def verify_drafts(
     elif method == "synthetic":
         assert acceptance_rates is not None
         rates = functional.pad(acceptance_rates, (0, 1))
-        accepted = _first_failure(windows.accept_uniforms() < rates, num_drafts)
+        accepted = _first_failure(_accepts(windows.accept_uniforms(), rates), num_drafts)
     else:
         accepted = _standard_accepted(windows, log_q, num_drafts)
     scale = torch.ones_like(windows.heat[:, 0])
@@ -197,6 +197,16 @@ def _log_p(windows: _Windows) -> torch.Tensor:
     return windows.p.gather(2, drafts[:, :, None])[:, :, 0].log()
 
 
+def _accepts(uniforms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """Strict: what has probability 0 is not accepted even by a uniform of 0."""
+    return uniforms < limits
+
+
+def _residual(scale: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return max(scale * p - q, 0) of each row."""
+    return (scale[:, None] * p - q).clamp(min=0.0)
+
+
 def _first_failure(accepts: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
     index = torch.arange(accepts.shape[1], device=accepts.device)
     accepts = accepts & (index < num_drafts[:, None])
@@ -207,7 +217,7 @@ def _standard_accepted(
     windows: _Windows, log_q: torch.Tensor, num_drafts: torch.Tensor
 ) -> torch.Tensor:
     ratios = (_log_p(windows) - log_q).exp()
-    accepts = windows.accept_uniforms() < ratios
+    accepts = _accepts(windows.accept_uniforms(), ratios)
     accepts = torch.where(windows.is_greedy, windows.drafts == windows.argmax, accepts)
     return _first_failure(accepts, num_drafts)
 
@@ -236,11 +246,11 @@ def _block_accepted(
         scale = scales[:, i]
         index = torch.full((num_reqs,), i, device=scale.device)
         q = q_rows(index)
-        residual = (scale[:, None] * windows.p[:, i] - q).clamp(min=0.0).sum(1)
+        residual = _residual(scale, windows.p[:, i], q).sum(1)
         total = residual + 1.0 - scale
         limit = torch.where(total > 0, residual / total, 1.0)
         limit = torch.where(num_drafts == i, scale, limit)
-        accepts = (i <= num_drafts) & (uniforms[:, i - 1] < limit)
+        accepts = (i <= num_drafts) & _accepts(uniforms[:, i - 1], limit)
         accepted = torch.where(accepts, i, accepted)
     return accepted
 
@@ -302,7 +312,7 @@ def _draw(
         values = torch.where(is_rejected[:, None] & (q > 0), -torch.inf, values)
         has_any &= values.amax(1) > -torch.inf
     else:
-        residual = (scale[:, None] * windows.p[rows, accepted] - q).clamp(min=0.0)
+        residual = _residual(scale, windows.p[rows, accepted], q)
         uses_residual = is_rejected & (residual.sum(1) > _LEAST_RESIDUAL)
         found = uses_residual.nonzero()[:, 0]
         uniforms = philox_uniforms(
