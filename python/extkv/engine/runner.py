@@ -115,9 +115,11 @@ class ModelRunner:
         Raises:
             OutOfMemoryError: If the device is too full; nothing changed.
         """
-        if self.cache.num_blocks < self.num_blocks:
+        num_committed = self.cache.num_blocks
+        if num_committed < self.num_blocks:
             num_blocks = 1 + int(plan.block_tables.max(initial=0))
-            self.cache.commit(max(num_blocks, self.cache.num_blocks))
+            if num_blocks > num_committed:
+                self.cache.commit(num_blocks)
 
     @property
     def graph_sizes(self) -> list[int]:
