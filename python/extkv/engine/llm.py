@@ -18,7 +18,7 @@ from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
 from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.errors import InvalidArgumentError
-from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models import find_default_model, host_ops, kernel_ops, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -313,7 +313,7 @@ def _loaded(
         dtype=chosen,
         device=device,
         max_model_len=max_model_len,
-        ops=kernel_ops() if device.type == "cuda" else None,
+        ops=kernel_ops() if device.type == "cuda" else host_ops(),
         on_progress=report,
     )
 

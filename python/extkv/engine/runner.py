@@ -9,6 +9,7 @@ import torch
 from extkv.engine.batch import InputBuffers
 from extkv.engine.config import HOST_CACHE_BYTES
 from extkv.engine.graphs import DecodeGraphs
+from extkv.engine.host_cache import HostPagedCache
 from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.kv import SizeAfterCapture, plan_cache
 
@@ -50,7 +51,7 @@ class ModelRunner:
         self._buffers = InputBuffers(config, model.device)
         self._graphs = DecodeGraphs()
         self._views: dict[int, StepInputs] = {}
-        self._paged: PagedCache | None = None
+        self._paged: PagedCache | HostPagedCache | None = None
         self.cache: KVCache
         self.sizing_plan: SizingPlan
 
@@ -128,6 +129,9 @@ class ModelRunner:
 
     def _attach(self, cache: KVCache) -> None:
         self.cache = cache
+        if cache.device.type == "cpu":
+            self._paged = HostPagedCache(cache, self.model.config)
+            return
         self._paged = PagedCache(
             cache,
             self.model.config,
@@ -135,7 +139,7 @@ class ModelRunner:
             max_model_len=self.config.max_model_len,
         )
 
-    def _bound(self, inputs: StepInputs) -> PagedCache:
+    def _bound(self, inputs: StepInputs) -> PagedCache | HostPagedCache:
         if self._paged is None:
             raise RuntimeError("start comes before run")
         self._paged.bind(inputs)
@@ -162,10 +166,10 @@ class ModelRunner:
         return self.model.compute_logits(hidden)
 
     @torch.inference_mode()
-    def _worst_step(self, cache: NullCache | PagedCache) -> None:
+    def _worst_step(self, cache: NullCache | PagedCache | HostPagedCache) -> None:
         """Run the most tokens a step can have, and sample the most rows."""
         inputs = self._buffers.worst_case()
-        if isinstance(cache, PagedCache):
+        if not isinstance(cache, NullCache):
             cache.bind(inputs)
         hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
         num_rows = min(self.config.max_num_seqs, hidden.shape[0])
