@@ -18,7 +18,8 @@ from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
 from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.errors import InvalidArgumentError
-from extkv.models import find_default_model, host_ops, kernel_ops, load_model
+from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.host_decoder import HostDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,7 +112,7 @@ class LLM:
             vocab_size=loaded.config.vocab_size, num_slots=num_seqs, device=loaded.model.device
         )
         runner = ModelRunner(
-            loaded.model,
+            HostDecoder.of(loaded.model),
             self.config,
             lambda logits: sampler.profile(logits, num_history_tokens=length),
             on_progress,
@@ -313,7 +314,7 @@ def _loaded(
         dtype=chosen,
         device=device,
         max_model_len=max_model_len,
-        ops=kernel_ops() if device.type == "cuda" else host_ops(),
+        ops=kernel_ops() if device.type == "cuda" else None,
         on_progress=report,
     )
 

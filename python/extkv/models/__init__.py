@@ -11,7 +11,6 @@ from extkv.models.decoder import AttentionCache, DecoderModel
 from extkv.models.default_model import find_default_model
 from extkv.models.facts import ModelFacts, model_facts
 from extkv.models.generation import GenerationDefaults, SamplingDefaults
-from extkv.models.host_ops import host_ops
 from extkv.models.llama import LlamaLayerWeights, LlamaModel, LlamaWeights
 from extkv.models.loader import LoadedModel, load_model
 from extkv.models.ops import DecoderOps, kernel_ops
@@ -39,7 +38,6 @@ __all__ = [
     "SamplingDefaults",
     "Tokenizer",
     "find_default_model",
-    "host_ops",
     "kernel_ops",
     "load_model",
     "model_facts",
