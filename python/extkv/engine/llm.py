@@ -224,8 +224,8 @@ class LLM:
         return self.model.tokenizer.encode(rendered, add_special_tokens=False)
 
     def close(self) -> None:
-        """Give the cache back."""
-        self.engine.runner.cache.close()
+        """Give the cache back; a call that needs it raises FreedError from then on."""
+        self.engine.runner.close()
 
     def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Request:
         text = prompt if isinstance(prompt, str) else None

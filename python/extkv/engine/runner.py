@@ -11,6 +11,7 @@ from extkv.engine.config import HOST_CACHE_BYTES
 from extkv.engine.graphs import DecodeGraphs
 from extkv.engine.host_cache import HostPagedCache
 from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
+from extkv.errors import FreedError
 from extkv.kv import SizeAfterCapture, plan_cache
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ class ModelRunner:
             self._attach(sizer.commit())
             self._capture()
 
+    def close(self) -> None:
+        """Give the cache back, with the graphs and views that hold it."""
+        self._graphs, self._views, self._paged = DecodeGraphs(), {}, None
+        self.cache.close()
+
     @property
     def graph_sizes(self) -> list[int]:
         """Batch sizes of captured decode graphs."""
@@ -107,6 +113,9 @@ class ModelRunner:
 
         Returns:
             Tensor (model dtype, [num_rows, vocab_size], device), overwritten by the next step.
+
+        Raises:
+            FreedError: If the runner was closed or never started.
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
@@ -141,7 +150,7 @@ class ModelRunner:
 
     def _bound(self, inputs: StepInputs) -> PagedCache | HostPagedCache:
         if self._paged is None:
-            raise RuntimeError("start comes before run")
+            raise FreedError("the runner has no cache: it was closed or never started")
         self._paged.bind(inputs)
         return self._paged
 

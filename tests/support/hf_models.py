@@ -1,0 +1,45 @@
+"""Tiny random models of transformers, and a byte-level tokenizer to save beside them."""
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 40,
+    "intermediate_size": 56,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "initializer_range": 0.3,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def make_reference(family, **options):
+    # Imported late: importing transformers takes five seconds.
+    import transformers
+
+    settings = SHAPE | {"rope_parameters": dict(DEFAULT_ROPE)} | options
+    config = getattr(transformers, f"{family}Config")(**settings)
+    torch.manual_seed(0)
+    reference = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for name, weight in reference.named_parameters():
+        if "norm" in name:
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+        elif "bias" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    return reference
+
+
+def write_tokenizer(directory):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    encoder = Tokenizer(models.BPE(vocabulary, []))
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    encoder.decoder = decoders.ByteLevel()
+    encoder.add_special_tokens([AddedToken("<end>", normalized=False)])
+    encoder.save(str(directory / "tokenizer.json"))
