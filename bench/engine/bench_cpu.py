@@ -5,6 +5,7 @@ Run from the repository root: `python -m bench.engine.bench_cpu --out FILE`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -59,7 +60,7 @@ class Extkv:
             marks.append(time.perf_counter())
         for sequence in sequences:
             self.llm.engine.abort(sequence)
-        return [end - start for start, end in zip(marks, marks[1:], strict=False)]
+        return [end - start for start, end in itertools.pairwise(marks)]
 
 
 class Transformers:
@@ -92,7 +93,7 @@ class Transformers:
             pad_token_id=0,
             stopping_criteria=[mark],
         )
-        return [end - start for start, end in zip(marks, marks[1:], strict=False)]
+        return [end - start for start, end in itertools.pairwise(marks)]
 
 
 def decode_us(
@@ -137,7 +138,9 @@ def compare_memory(report: Report) -> None:
         print(f"memory of {name}, MB: {parts}", flush=True)
     planned = ours["weights"] + ours["kv"]
     own = ours["peak"] - ours["libraries"]
-    report.at_most("peak memory past the libraries, MB", own / 1e6, (planned + MEMORY_ALLOWANCE) / 1e6)
+    report.at_most(
+        "peak memory past the libraries, MB", own / 1e6, (planned + MEMORY_ALLOWANCE) / 1e6
+    )
     report.at_most("peak memory over transformers'", ours["peak"] / theirs["peak"], 1.0)
 
 

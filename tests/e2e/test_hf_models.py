@@ -43,6 +43,7 @@ ROPES = {
     "yarn-no-factor": YARN | {"factor": None},
 }
 
+
 @pytest.fixture
 def save(tmp_path):
     """Saves a reference with a byte-level tokenizer and returns the directory."""

@@ -75,9 +75,7 @@ class Device:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
 @pytest.mark.parametrize("step", [1, 2, 5, 9])
-def test_one_failing_step_ends_the_call_with_its_error_and_nothing_else(
-    llm, expected, error, step
-):
+def test_one_failing_step_ends_the_call_with_its_error_and_nothing_else(llm, expected, error, step):
     device = Device(llm, error, lambda number: number == step)
     with pytest.raises(error, match="the device is lost"):
         llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -16,9 +16,7 @@ from support.engines import assert_idle, resizing, tokens_of
 from support.hf_models import make_reference, write_tokenizer
 
 NUM_TOKENS = 128
-GREEDY = SamplingParams(
-    temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False
-)
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False)
 LENGTHS = (1, 5, 16, 17, 33, 64, 90)
 MODELS = {
     "llama": (

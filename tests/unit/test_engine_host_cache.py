@@ -39,7 +39,9 @@ def make_inputs(
 ) -> StepInputs:
     """Sequences of (query_len, seq_len) in shuffled blocks, then tokens of no sequence."""
     generator = torch.Generator().manual_seed(len(lengths))
-    order = torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)
+    order = (
+        torch.arange(NUM_BLOCKS) if in_order else torch.randperm(NUM_BLOCKS, generator=generator)
+    )
     free = order.tolist()
     width = max([-(-seq_len // block_size) for _, seq_len in lengths] + [0]) + 2
     table = torch.zeros((len(lengths), width), dtype=torch.int32)

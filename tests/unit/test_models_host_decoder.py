@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from extkv.models import ModelConfig, random_model
 from extkv.models.attention import causal_attention
-from extkv.models.decoder import DecoderModel
 from extkv.models.host_decoder import HostDecoder, add_linear, linear, rms_norm, rotate
 from extkv.models.ops import rms_norm as plain_rms_norm
 from extkv.models.ops import rotary_embedding as plain_rotary_embedding
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from extkv.models.decoder import DecoderModel
 
 # Float32 rounding of three layers in another order; values are of size one to ten.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
@@ -83,7 +86,9 @@ def test_hidden_states_logits_and_taps_equal_the_plain_forward_pass(name, num_to
 
 def test_the_weights_are_shared_and_not_changed():
     model = model_of("qwen3")
-    before = [w.clone() for layer in model.weights.layers for w in vars(layer).values() if w is not None]
+    before = [
+        w.clone() for layer in model.weights.layers for w in vars(layer).values() if w is not None
+    ]
     host = HostDecoder.of(model)
     assert host.weights is model.weights
     assert host.num_positions == model.num_positions

@@ -72,8 +72,10 @@ class HostPagedCache:
             if isinstance(tensor, list):
                 raise TypeError("attention layers have one tensor")
             self._block_size = tensor[0].shape[1]
-            # [num_slots, num_kv_heads * head_dim]
-            self._caches.append((tensor[0].flatten(0, 1).flatten(1), tensor[1].flatten(0, 1).flatten(1)))
+            # Each is [num_slots, num_kv_heads * head_dim].
+            self._caches.append(
+                (tensor[0].flatten(0, 1).flatten(1), tensor[1].flatten(0, 1).flatten(1))
+            )
         self._dtype = self._caches[0][0].dtype
         self._inputs: StepInputs | None = None
         self._slots: torch.Tensor | None = None
@@ -194,9 +196,9 @@ class HostPagedCache:
             index = torch.tensor(members)
             tokens = [starts[seq] for seq in members]
             is_run = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
-            rows = slice(tokens[0], tokens[-1] + 1) if is_run else torch.tensor(tokens)
+            together = slice(tokens[0], tokens[-1] + 1) if is_run else torch.tensor(tokens)
             ends = torch.tensor([seq_lens[seq] for seq in members])[:, None]
-            yield self._decoding(rows, ends, block_table.index_select(0, index), window)
+            yield self._decoding(together, ends, block_table.index_select(0, index), window)
 
     def _decoding(
         self,
@@ -224,9 +226,7 @@ class HostPagedCache:
         mask.masked_fill_(is_padding, -torch.inf)
         return _Group(rows, len(ends), slots, mask[:, None, None])
 
-    def _chunk(
-        self, rows: slice, seq_len: int, blocks: torch.Tensor, window: int | None
-    ) -> _Group:
+    def _chunk(self, rows: slice, seq_len: int, blocks: torch.Tensor, window: int | None) -> _Group:
         """Take several new tokens of one sequence."""
         query_len = rows.stop - rows.start
         if query_len == seq_len and (window is None or window >= seq_len):
@@ -241,9 +241,7 @@ class HostPagedCache:
         slots = self._slots_of(positions[None], blocks[None])
         return _Group(rows, 1, slots, mask[None, None])
 
-    def _slots_of(
-        self, positions: torch.Tensor, block_table: torch.Tensor
-    ) -> slice | torch.Tensor:
+    def _slots_of(self, positions: torch.Tensor, block_table: torch.Tensor) -> slice | torch.Tensor:
         """Return cache slots of positions.
 
         Args:
@@ -256,7 +254,11 @@ class HostPagedCache:
         blocks = block_table.gather(1, positions // self._block_size)
         slots = (blocks * self._block_size + positions % self._block_size).flatten()
         first, last = int(slots[0]), int(slots[-1])
-        if len(positions) == 1 and last - first == len(slots) - 1 and bool((slots.diff() == 1).all()):
+        if (
+            len(positions) == 1
+            and last - first == len(slots) - 1
+            and bool((slots.diff() == 1).all())
+        ):
             return slice(first, last + 1)
         return slots
 
@@ -293,6 +295,4 @@ def _is_dense(lengths: Sequence[int]) -> bool:
 
 def _num_attended(starts: list[int], seq_lens: list[int]) -> int:
     """Count the tokens of sequences that have keys."""
-    return sum(
-        starts[seq + 1] - starts[seq] for seq, seq_len in enumerate(seq_lens) if seq_len > 0
-    )
+    return sum(starts[seq + 1] - starts[seq] for seq, seq_len in enumerate(seq_lens) if seq_len > 0)

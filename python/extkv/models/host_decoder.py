@@ -57,7 +57,7 @@ class HostDecoder(DecoderModel):
         out: torch.Tensor | None,
     ) -> torch.Tensor:
         config, layers = self.config, self.weights.layers
-        # [num_tokens, 1, head_dim / 2]
+        # Each is [num_tokens, 1, head_dim / 2].
         angles = tuple(
             table.index_select(0, positions)[:, None] for table in (self._cosine, self._sine)
         )
@@ -100,7 +100,7 @@ class HostDecoder(DecoderModel):
 
 def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise rows; see `extkv.models.ops.RMSNorm`."""
-    norm = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    norm: torch.Tensor = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
     scale = norm.square_().mul_(1 / hidden.shape[-1]).add_(eps).rsqrt_()
     return (hidden * scale).mul_(weight)
 
@@ -170,7 +170,7 @@ def _num_blocks(weight: torch.Tensor) -> int:
 
 
 def _block_products(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return products with blocks of weight rows (float32, [num_blocks, num_tokens, BLOCK_ROWS])."""
+    """Return products by block of weight rows (float32, [num_blocks, num_tokens, BLOCK_ROWS])."""
     num_blocks = _num_blocks(weight)
     blocks = weight.view(num_blocks, BLOCK_ROWS, -1)
     return torch.bmm(hidden.expand(num_blocks, *hidden.shape), blocks.transpose(1, 2))
@@ -183,5 +183,3 @@ def _copy_tap(
         for index, tap in enumerate(taps):
             if tap == layer_id:
                 out[index].copy_(residual)
-
-

@@ -1,8 +1,8 @@
 """Makes smollm2_greedy.json: greedy tokens of transformers for ten chat prompts, in float32.
 
-Run from the repository root: `python tests/e2e/data/make_smollm2_greedy.py PROMPTS`, where PROMPTS is
-a folder with gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl, one JSON object with
-`turns` a line.
+Run from the repository root: `python tests/e2e/data/make_smollm2_greedy.py PROMPTS`, where PROMPTS
+is a folder with gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl, one JSON object
+with `turns` a line.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def main() -> None:
                     "token_ids": output.tolist(),
                 }
             )
-            print(cases[-1]["name"], token_ids.shape[1])
     made_with = {"transformers": transformers.__version__, "torch": torch.__version__}
     content = {"made_with": made_with, "cases": cases}
     target = Path(__file__).with_name("smollm2_greedy.json")
