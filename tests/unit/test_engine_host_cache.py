@@ -6,7 +6,7 @@ import pytest
 import torch
 from extkv.engine.batch import StepInputs
 from extkv.engine.host_cache import GROUP_TOKENS, SHORT_TOKENS, HostPagedCache, group_by_length
-from extkv.engine.paged_cache import cache_layers
+from extkv.engine.paged_cache import PagedCache, cache_layers
 from extkv.kv import KVCache
 from extkv.models import ModelConfig
 from extkv.reference.kv_append import kv_append
@@ -166,6 +166,20 @@ def test_steps_follow_each_other_in_one_cache():
         pair._fill_past(16, torch.float32)
         pair.host.bind(pair.inputs)
         pair.check(0, torch.float32)
+
+
+def test_the_cache_of_the_kernels_gives_the_same_over_their_twins():
+    model, inputs = config(7, frozenset({1})), make_inputs(BATCHES["everything"], 16)
+    pair = Pair(model, inputs, block_size=16, dtype=torch.float32)
+    paged = PagedCache(pair.cache, model, max_num_seqs=8, max_model_len=200)
+    generator = torch.Generator().manual_seed(8)
+    for layer_id in (0, 1):
+        new = torch.randn(inputs.token_ids.shape[0], 10, 8, generator=generator)
+        parts = new[:, :6], new[:, 6:8], new[:, 8:]
+        pair.host.bind(inputs)
+        paged.bind(inputs)
+        found, expected = pair.host.attend(layer_id, *parts), paged.attend(layer_id, *parts)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_attention_before_bind_is_refused():
