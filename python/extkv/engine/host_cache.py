@@ -17,7 +17,7 @@ from torch.nn import functional
 from extkv.engine.paged_cache import layer_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from extkv.engine.batch import StepInputs
     from extkv.kv import KVCache
@@ -270,27 +270,30 @@ def group_by_length(lengths: dict[int, int]) -> list[list[int]]:
         lengths: Keys of each sequence.
 
     Returns:
-        Groups of sequences, each ascending.
+        Groups of sequences, each in ascending order.
     """
     if not lengths:
         return []
-    if _is_dense(list(lengths.values())):
+    if _is_dense(len(lengths), sum(lengths.values()), max(lengths.values())):
         return [list(lengths)]
     groups: list[list[int]] = [[]]
+    total = 0
     for seq in sorted(lengths, key=lambda seq: lengths[seq]):
-        if not _is_dense([lengths[member] for member in [*groups[-1], seq]]):
+        total += lengths[seq]
+        # Lengths ascend, so this one is the longest.
+        if not _is_dense(len(groups[-1]) + 1, total, lengths[seq]):
             groups.append([])
+            total = lengths[seq]
         groups[-1].append(seq)
     return [sorted(group) for group in groups]
 
 
-def _is_dense(lengths: Sequence[int]) -> bool:
+def _is_dense(num_seqs: int, num_tokens: int, longest: int) -> bool:
     """Whether sequences may be padded to the longest of them."""
-    longest, count = max(lengths), len(lengths)
-    padded = longest * count
-    if count > 1 and padded > GROUP_TOKENS:
+    padded = num_seqs * longest
+    if num_seqs > 1 and padded > GROUP_TOKENS:
         return False
-    return longest <= SHORT_TOKENS or padded <= MAX_PADDING_RATIO * sum(lengths)
+    return longest <= SHORT_TOKENS or padded <= MAX_PADDING_RATIO * num_tokens
 
 
 def _num_attended(starts: list[int], seq_lens: list[int]) -> int:
