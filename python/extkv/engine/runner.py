@@ -10,7 +10,9 @@ import torch
 from extkv.engine.batch import InputBuffers
 from extkv.engine.config import HOST_CACHE_BYTES
 from extkv.engine.graphs import DecodeGraphs
+from extkv.engine.host_cache import HostPagedCache
 from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
+from extkv.errors import FreedError
 from extkv.kv import SizeAfterCapture, plan_cache
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class ModelRunner:
         self._buffers = InputBuffers(config, model.device)
         self._graphs = DecodeGraphs()
         self._views: dict[int, StepInputs] = {}
-        self._paged: PagedCache | None = None
+        self._paged: PagedCache | HostPagedCache | None = None
         self.cache: KVCache
         self.sizing_plan: SizingPlan
         self.num_blocks = 0
@@ -121,6 +123,11 @@ class ModelRunner:
             if num_blocks > num_committed:
                 self.cache.commit(num_blocks)
 
+    def close(self) -> None:
+        """Give the cache back, with the graphs and views that hold it."""
+        self._graphs, self._views, self._paged = DecodeGraphs(), {}, None
+        self.cache.close()
+
     @property
     def graph_sizes(self) -> list[int]:
         """Batch sizes of captured decode graphs."""
@@ -136,6 +143,9 @@ class ModelRunner:
 
         Returns:
             Tensor (model dtype, [num_rows, vocab_size], device), overwritten by the next step.
+
+        Raises:
+            FreedError: If the runner was closed or never started.
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
@@ -173,6 +183,9 @@ class ModelRunner:
 
     def _attach(self, cache: KVCache) -> None:
         self.cache = cache
+        if cache.device.type == "cpu":
+            self._paged = HostPagedCache(cache, self.model.config)
+            return
         self._paged = PagedCache(
             cache,
             self.model.config,
@@ -180,9 +193,9 @@ class ModelRunner:
             max_model_len=self.config.max_model_len,
         )
 
-    def _bound(self, inputs: StepInputs) -> PagedCache:
+    def _bound(self, inputs: StepInputs) -> PagedCache | HostPagedCache:
         if self._paged is None:
-            raise RuntimeError("start comes before run")
+            raise FreedError("the runner has no cache: it was closed or never started")
         self._paged.bind(inputs)
         return self._paged
 
@@ -207,10 +220,10 @@ class ModelRunner:
         return self.model.compute_logits(hidden)
 
     @torch.inference_mode()
-    def _worst_step(self, cache: NullCache | PagedCache) -> None:
+    def _worst_step(self, cache: NullCache | PagedCache | HostPagedCache) -> None:
         """Run the most tokens a step can have, and sample the most rows."""
         inputs = self._buffers.worst_case()
-        if isinstance(cache, PagedCache):
+        if not isinstance(cache, NullCache):
             cache.bind(inputs)
         hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
         num_rows = min(self.config.max_num_seqs, hidden.shape[0])
