@@ -1,4 +1,4 @@
-"""Drafting in the engine: the text is as without, whatever is drafted and however it is verified."""
+"""Drafting in the engine: the text is the same as without, whatever is drafted."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from extkv.attention.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.drafting import DraftBlock, DraftLaw, MarkovDraw
 from extkv.engine.batch import StepInputs
 from extkv.engine.graphs import DecodeGraphs
-from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -92,7 +92,6 @@ class Speculator:
         self._markov = importlib.import_module(f"{package}.markov_step")
         self._kv_append = importlib.import_module(f"{package}.kv_append").kv_append
         self._graphs = DecodeGraphs()
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._paged: PagedCache | None = None
         self._allocate(config.max_num_seqs, vocab_size)
 
@@ -112,6 +111,10 @@ class Speculator:
             prefix=LAYER_PREFIX,
             is_causal=False,
         )
+
+    def detach(self) -> None:
+        """Let go of the cache, and of the graphs that read it."""
+        self._paged, self._graphs = None, DecodeGraphs()
 
     def store_context(self, taps: torch.Tensor, inputs: StepInputs) -> None:
         """Store the context of a target step's rows.

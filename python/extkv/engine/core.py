@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from extkv.dspark.drafting import Drafting
     from extkv.dspark.verification import PendingWindows
     from extkv.engine.config import EngineConfig
-    from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.engine.runner import ModelRunner
     from extkv.engine.sampled_tokens import HostCopy, PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
     from extkv.models.tokenizer import Tokenizer
     from extkv.outputs import LogprobEntry, RowLogprobs
+    from extkv.resolved_sampling import ResolvedSampling
     from extkv.sched import RequestOutput as ScheduledOutput
     from extkv.sched import StepOutput, StepPlan
 

@@ -14,13 +14,14 @@ from tqdm import tqdm
 from extkv.device import resolve_device
 from extkv.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from extkv.engine.core import EngineCore
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
 from extkv.errors import InvalidArgumentError
 from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.host_decoder import HostDecoder
 from extkv.models.loader import check_device, resolve_dtype
 from extkv.outputs import RequestOutput
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams, request_seed
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class LLM:
             vocab_size=loaded.config.vocab_size, num_slots=num_seqs, device=loaded.model.device
         )
         runner = ModelRunner(
-            loaded.model,
+            HostDecoder.of(loaded.model),
             self.config,
             lambda logits: sampler.profile(logits, num_history_tokens=length),
             on_progress,
@@ -257,8 +258,8 @@ class LLM:
         return self.model.tokenizer.encode(rendered, add_special_tokens=False)
 
     def close(self) -> None:
-        """Give the cache back."""
-        self.engine.runner.cache.close()
+        """Give the cache back; a call that needs it raises FreedError from then on."""
+        self.engine.runner.close()
 
     def _serve(
         self,

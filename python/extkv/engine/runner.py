@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from extkv.attention.host_cache import HostPagedCache
+from extkv.attention.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.engine.batch import InputBuffers
 from extkv.engine.config import HOST_CACHE_BYTES
 from extkv.engine.graphs import DecodeGraphs
-from extkv.engine.paged_cache import NullCache, PagedCache, cache_layers
+from extkv.errors import FreedError
 from extkv.kv import SizeAfterCapture, plan_cache
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class ModelRunner:
         self._buffers = InputBuffers(config, model.device, max_query_len=self._query_len)
         self._graphs = DecodeGraphs()
         self._views: dict[int, StepInputs] = {}
-        self._paged: PagedCache | None = None
+        self._paged: PagedCache | HostPagedCache | None = None
         self.inputs: StepInputs
         self.cache: KVCache
         self.sizing_plan: SizingPlan
@@ -124,9 +126,18 @@ class ModelRunner:
         Raises:
             OutOfMemoryError: If the device is too full; nothing changed.
         """
-        if self.cache.num_blocks < self.num_blocks:
+        num_committed = self.cache.num_blocks
+        if num_committed < self.num_blocks:
             num_blocks = 1 + int(plan.block_tables.max(initial=0))
-            self.cache.commit(max(num_blocks, self.cache.num_blocks))
+            if num_blocks > num_committed:
+                self.cache.commit(num_blocks)
+
+    def close(self) -> None:
+        """Give the cache back, with the graphs and views that hold it."""
+        self._graphs, self._views, self._paged = DecodeGraphs(), {}, None
+        if self.speculator is not None:
+            self.speculator.detach()
+        self.cache.close()
 
     @property
     def graph_sizes(self) -> list[int]:
@@ -143,6 +154,9 @@ class ModelRunner:
 
         Returns:
             Tensor (model dtype, [num_rows, vocab_size], device), overwritten by the next step.
+
+        Raises:
+            FreedError: If the runner was closed or never started.
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
@@ -154,7 +168,9 @@ class ModelRunner:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
 
-    def _forward(self, inputs: StepInputs, cache: NullCache | PagedCache) -> torch.Tensor:
+    def _forward(
+        self, inputs: StepInputs, cache: NullCache | PagedCache | HostPagedCache
+    ) -> torch.Tensor:
         """Run the model, and leave the drafter's context beside its keys and values."""
         if self.speculator is None:
             return self.model.forward(inputs.token_ids, inputs.positions, cache)
@@ -189,6 +205,11 @@ class ModelRunner:
 
     def _attach(self, cache: KVCache) -> None:
         self.cache = cache
+        if self.speculator is not None:
+            self.speculator.attach(cache)
+        if cache.device.type == "cpu":
+            self._paged = HostPagedCache(cache, self.model.config)
+            return
         self._paged = PagedCache(
             cache,
             self.model.config,
@@ -196,12 +217,10 @@ class ModelRunner:
             max_model_len=self.config.max_model_len,
             max_query_len=self._query_len,
         )
-        if self.speculator is not None:
-            self.speculator.attach(cache)
 
-    def _bound(self, inputs: StepInputs) -> PagedCache:
+    def _bound(self, inputs: StepInputs) -> PagedCache | HostPagedCache:
         if self._paged is None:
-            raise RuntimeError("start comes before run")
+            raise FreedError("the runner has no cache: it was closed or never started")
         self._paged.bind(inputs)
         return self._paged
 
@@ -228,10 +247,10 @@ class ModelRunner:
         return self.model.compute_logits(self._forward(inputs, self._bound(inputs)))
 
     @torch.inference_mode()
-    def _worst_step(self, cache: NullCache | PagedCache) -> None:
+    def _worst_step(self, cache: NullCache | PagedCache | HostPagedCache) -> None:
         """Run the most tokens a step can have, and sample the most rows."""
         inputs = self._buffers.worst_case()
-        if isinstance(cache, PagedCache):
+        if not isinstance(cache, NullCache):
             cache.bind(inputs)
         hidden = self._forward(inputs, cache)
         num_rows = inputs.sample_rows.shape[0]

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from extkv.engine.resolved_sampling import ResolvedSampling
 from extkv.engine.sampled_tokens import HAS_NAN, PendingLogprobs, PendingTokens
 from extkv.engine.sampling_slots import (
     CHANGES_LOGITS,
@@ -28,6 +27,7 @@ from extkv.engine.sampling_slots import (
     upload,
 )
 from extkv.errors import InvalidArgumentError
+from extkv.resolved_sampling import ResolvedSampling
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:

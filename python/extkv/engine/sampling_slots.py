@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from extkv.engine.resolved_sampling import ResolvedSampling
+    from extkv.resolved_sampling import ResolvedSampling
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 _INTS = ("seed", "top_k")

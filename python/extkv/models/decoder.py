@@ -15,7 +15,7 @@ from torch.nn import functional
 from extkv.errors import InvalidArgumentError
 from extkv.models.ops import DecoderOps, Norm
 from extkv.models.rope import rope_tables
-from extkv.reference.rotary_embedding import HeadNorms
+from extkv.normalized import HeadNorms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

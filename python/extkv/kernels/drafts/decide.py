@@ -3,7 +3,7 @@
 One program does the window of one request. It leaves per row what later parts need, and per request
 the row that its next token comes from and how. Block verification is decided later, in the draw.
 """
-# ruff: noqa: ANN001, ANN201, ANN202, N803, PLR0917 -- Triton: untyped pointers, capital constants
+# ruff: noqa: ANN001, ANN201, N803, PLR0917 -- Triton: untyped pointers, capital constants
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations

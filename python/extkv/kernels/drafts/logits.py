@@ -1,5 +1,5 @@
 """Draft logits of a tile of the vocabulary: base logits plus the Markov bias, never in memory."""
-# ruff: noqa: ANN001, ANN202, ANN201, N803, PLR0917 -- Triton: untyped pointers, capital constants
+# ruff: noqa: ANN001, ANN201, N803, PLR0917 -- Triton: untyped pointers, capital constants
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from extkv.kernels.drafts.decide import BLOCK, DONE, FROM_RESIDUAL, FROM_TARGET, accept_uniform
+from extkv.kernels.drafts.decide import DONE, FROM_RESIDUAL, FROM_TARGET, accept_uniform
 from extkv.kernels.drafts.logits import code_offset, draft_logits_of_row, draft_logits_tile
 from extkv.kernels.logit_cutoff import load_logits, load_or, softmax_weight
 from extkv.kernels.philox import Stream, uniform_of, words_of

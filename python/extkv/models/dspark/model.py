@@ -18,7 +18,7 @@ from extkv.models.decoder import DecoderModel
 from extkv.models.dspark import heads
 from extkv.models.dspark.weights import stack_context_projection
 from extkv.models.ops import DecoderOps, Norm
-from extkv.reference.rotary_embedding import HeadNorms
+from extkv.normalized import HeadNorms
 
 if TYPE_CHECKING:
     from extkv.models.decoder import AttentionCache
