@@ -341,8 +341,8 @@ class Speculator:
 
     def _block_of(self, num_reqs: int, num_rows: int) -> DraftBlock:
         *requests, positions, slots = self._block
-        return DraftBlock(
-            *(tensor[:num_reqs] for tensor in requests), positions[:num_rows], slots[:num_rows]
+        return DraftBlock._make(
+            [tensor[:num_reqs] for tensor in requests] + [positions[:num_rows], slots[:num_rows]]
         )
 
     def _fill_blank(self) -> None:
