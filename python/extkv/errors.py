@@ -157,3 +157,7 @@ class UnsupportedDrafterError(ModelFileError):
 
 class DrafterMismatchError(InvalidArgumentError):
     """A drafter cannot draft for this target; the message names the two values that differ."""
+
+
+class MissingPackageError(ExtkvError, ImportError):
+    """A package that extkv does not need otherwise is not installed; the message says which."""

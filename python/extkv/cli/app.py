@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from extkv.cli.bench import bench
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(plan)
 app.command()(doctor)
+app.add_typer(bench)
 
 
 def _print_version(*, value: bool) -> None:

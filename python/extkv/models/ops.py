@@ -13,11 +13,13 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from extkv.reference.rotary_embedding import HeadNorms
     from extkv.reference.small_batch_linear import ScaledRows
 
     # The residual stream, normalised: the tensor itself, or what a kernel keeps of it.
-    Normalized = torch.Tensor | ScaledRows
+    Normalized: TypeAlias = torch.Tensor | ScaledRows
 
 
 class Norm(NamedTuple):
