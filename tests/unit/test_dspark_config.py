@@ -2,26 +2,17 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 from extkv.errors import (
-    DrafterMismatchError,
-    ExtkvError,
-    InvalidArgumentError,
     ModelFileError,
     UnsupportedDrafterError,
 )
 from extkv.models import QWEN3_8B
 from extkv.models.dspark import (
-    DSparkConfig,
-    check_pair,
     drafter_config,
-    is_dspark,
     read_drafter_config,
-    require_draft_path,
 )
-from support.drafters import TARGET, tiny_config
 
 # As published for Qwen3-8B.
 NATIVE = {
@@ -56,6 +47,8 @@ NATIVE = {
     "use_sliding_window": False,
     "vocab_size": 151_936,
 }
+
+
 LAYER_CONFIG = {
     "head_dim": 128,
     "hidden_size": 4096,
@@ -69,6 +62,8 @@ LAYER_CONFIG = {
     "rope_parameters": {"rope_theta": 1_000_000, "rope_type": "default"},
     "vocab_size": 151_936,
 }
+
+
 SPECULATORS = {
     "architectures": ["DSparkDraftModel"],
     "aux_hidden_state_layer_ids": [2, 10, 18, 26, 34],
@@ -90,6 +85,8 @@ SPECULATORS = {
     "target_hidden_size": 4096,
     "transformer_layer_config": LAYER_CONFIG,
 }
+
+
 ABSENT = object()
 BOTH = pytest.mark.parametrize("base", [NATIVE, SPECULATORS], ids=["native", "speculators"])
 
@@ -469,78 +466,3 @@ def test_a_drafter_for_gemma4_that_is_qwen3_itself_is_read(read):
 def test_refuses_a_directory_without_a_config(tmp_path):
     with pytest.raises(ModelFileError, match=r"config.json: cannot be opened: No such file"):
         read_drafter_config(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "architectures", "expected"),
-    [
-        ("dspark", None, [], True),
-        ("dspark", "/models/any", [], True),
-        (None, "/models/qwen3-8b-dspark", [], True),
-        (None, Path("/models/Qwen3-8B-DSpark-block7"), [], True),
-        (None, "/models/any", ["Qwen3DSparkModel"], True),
-        (None, "/models/any", ["Qwen3ForCausalLM"], False),
-        (None, "/models/any", [], False),
-        (None, None, [], False),
-        ("eagle3", "/models/dspark", ["Qwen3DSparkModel"], False),
-    ],
-)
-def test_recognises_a_request_for_dspark(method, path, architectures, expected):
-    assert is_dspark(method, path, architectures) is expected
-
-
-def test_a_drafter_inside_its_target_is_not_supported_yet():
-    assert require_draft_path("/models/x") == "/models/x"
-    with pytest.raises(UnsupportedDrafterError, match=r"inside the target's checkpoint \(mtp"):
-        require_draft_path(None)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"hidden_size": 32}, "hidden_size of the drafter is 16, of the target 32"),
-        ({"num_layers": 8}, "num_target_layers of the drafter is 6, the target has 8"),
-        ({"vocab_size": 30}, "vocab_size of the drafter is 29, of the target 30"),
-    ],
-)
-def test_refuses_a_target_of_another_shape(changes, message):
-    with pytest.raises(DrafterMismatchError, match=message):
-        check_pair(tiny_config(), dataclasses.replace(TARGET, **changes))
-
-
-def test_a_larger_vocabulary_than_the_target_s_is_padding():
-    check_pair(tiny_config(), dataclasses.replace(TARGET, vocab_size=27))
-
-
-@pytest.mark.parametrize(
-    ("taps", "message"),
-    [
-        ((1, 5), "tap layer 5 is the last of 6 target layers, expected at most 4"),
-        ((1, 6), "tap layer is 6, out of range for 6 target layers"),
-    ],
-)
-def test_refuses_taps_that_the_target_does_not_have(taps, message):
-    config = tiny_config(tap_layer_ids=taps, num_target_layers=None)
-    with pytest.raises(DrafterMismatchError, match=message):
-        check_pair(config, TARGET)
-
-
-def test_refuses_pipeline_parallelism():
-    with pytest.raises(DrafterMismatchError, match="pipeline_parallel_size is 2, expected 1"):
-        check_pair(tiny_config(), TARGET, pipeline_parallel_size=2)
-
-
-def test_mismatches_are_argument_errors_of_extkv():
-    assert issubclass(DrafterMismatchError, InvalidArgumentError)
-    assert issubclass(DrafterMismatchError, ExtkvError)
-
-
-def test_rejects_a_head_type_that_is_not_known():
-    with pytest.raises(InvalidArgumentError, match="markov_head_type is 'lstm', expected one of"):
-        tiny_config(markov_head_type="lstm")
-
-
-def test_the_draft_vocabulary_is_the_backbone_s_by_default():
-    assert tiny_config().num_draft_tokens == 29
-    assert tiny_config(draft_vocab_size=7).num_draft_tokens == 7
-    assert isinstance(tiny_config(), DSparkConfig)

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 from extkv.errors import DrafterMismatchError, InvalidArgumentError, ModelFileError
-from extkv.models import DecoderOps, random_model
+from extkv.models import DecoderOps, chunk_buffers, random_model
 from extkv.models.dspark import ReferenceSpeculator, load_drafter, random_drafter
 from extkv.models.dspark.saving import native_config, speculators_config
 from safetensors.torch import save_file
@@ -254,8 +254,10 @@ def test_vocabulary_matrices_are_compared_in_the_dtype_of_the_model(tmp_path, te
 
 @pytest.mark.parametrize("changed", [EMBEDDING, LM_HEAD])
 def test_a_matrix_that_differs_in_one_value_is_the_drafter_s_own(
-    tmp_path, target, tensors, changed
+    tmp_path, target, tensors, changed, monkeypatch
 ):
+    # Several pieces, of which the last one differs.
+    monkeypatch.setattr(chunk_buffers, "CHUNK_BYTES", 400)
     tensors[EMBEDDING] = target.weights.embedding.clone()
     tensors[LM_HEAD] = target.weights.lm_head.clone()
     tensors[changed][28, 15] += 1

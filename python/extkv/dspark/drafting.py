@@ -41,6 +41,7 @@ class Drafting:
         self._verifier = Verifier(sampler, options, num_drafts=speculator.num_drafts)
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
+        self._drafts: HostCopy | None = None
 
     @property
     def num_drafts(self) -> int:
@@ -58,13 +59,34 @@ class Drafting:
         return self._verifier.counts
 
     @torch.inference_mode()
+    def place(self, plan: StepPlan, inputs: StepInputs) -> None:
+        """Put the last round's drafts where a step has placeholders for them.
+
+        Args:
+            plan: The step.
+            inputs: The step on the device; its tokens are mutated.
+        """
+        num_drafts = plan.num_draft_tokens
+        rows = num_drafts.nonzero()[0]
+        if len(rows) == 0:
+            return
+        ends, counts = plan.query_start_loc[1:][rows], num_drafts[rows]
+        sources = [self._row_of[request_id] for request_id in plan.request_ids[rows].tolist()]
+        slots = np.concatenate([np.arange(count) for count in counts])
+        targets = np.repeat(ends - counts, counts) + slots
+        index = np.stack([targets, np.repeat(sources, counts), slots]).astype(np.int64)
+        on_device = upload(index, inputs.token_ids.device)
+        drafts = self._speculator.tokens[on_device[1], on_device[2]]
+        inputs.token_ids.index_copy_(0, on_device[0], drafts)
+
+    @torch.inference_mode()
     def decide(
         self,
         plan: StepPlan,
         sampled: npt.NDArray[np.intp],
         logits: torch.Tensor,
         inputs: StepInputs,
-    ) -> tuple[PendingTokens | PendingWindows, HostCopy]:
+    ) -> PendingTokens | PendingWindows:
         """Choose the tokens of a step, and draft after them.
 
         Args:
@@ -74,8 +96,7 @@ class Drafting:
             inputs: The step on the device.
 
         Returns:
-            The tokens, and the drafts (int64, [num_sampled, num_drafts]), both on their way to the
-            host.
+            The tokens, on their way to the host. The drafts stay on the device for the next step.
         """
         windows = self._windows(plan, sampled)
         pending: PendingTokens | PendingWindows
@@ -98,24 +119,30 @@ class Drafting:
             next_tokens = pending.token_ids
             num_rejected = torch.zeros(len(windows), dtype=torch.int32, device=logits.device)
         requests = self._requests(plan, sampled, next_tokens, num_rejected)
-        drafts = self._speculator.propose(inputs, requests)
-        if len(sampled) < plan.num_requests:
-            drafts = drafts.index_select(0, upload(sampled.astype(np.int64), logits.device))
+        self._drafts = HostCopy(self._speculator.propose(inputs, requests).contiguous())
         self._row_of = dict(zip(plan.request_ids[sampled].tolist(), sampled.tolist(), strict=True))
-        return pending, HostCopy(drafts.contiguous())
+        return pending
 
     def _windows(self, plan: StepPlan, sampled: npt.NDArray[np.intp]) -> list[Window]:
-        ends = plan.query_start_loc[1:][sampled].tolist()
-        num_drafts = plan.num_draft_tokens[sampled].tolist()
-        token_ids = plan.input_token_ids
+        ids = plan.request_ids[sampled].tolist()
+        counts = plan.num_draft_tokens[sampled].tolist()
+        drafts: list[list[int]] = []
+        if any(counts) and self._drafts is not None:
+            # They were drafted before this step began, so this waits for nothing new.
+            drafts = self._drafts.wait().tolist()
         return [
-            Window(slot, generation, length - count, token_ids[end - count : end].tolist())
-            for slot, generation, length, count, end in zip(
+            Window(
+                slot,
+                generation,
+                length - count,
+                drafts[self._row_of[request_id]][:count] if count else [],
+            )
+            for request_id, slot, generation, length, count in zip(
+                ids,
                 plan.request_slots[sampled].tolist(),
                 plan.slot_generations[sampled].tolist(),
                 plan.seq_lens[sampled].tolist(),
-                num_drafts,
-                ends,
+                counts,
                 strict=True,
             )
         ]

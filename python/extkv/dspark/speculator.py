@@ -95,6 +95,11 @@ class Speculator:
         self._paged: PagedCache | None = None
         self._allocate(config.max_num_seqs, vocab_size)
 
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Drafts of the last round (int64, [max_num_seqs, num_slots], device)."""
+        return self._tokens
+
     def layers(self) -> list[Layer]:
         """Return what the drafter caches, to go beside the target's layers."""
         config = self.model.decoder.config

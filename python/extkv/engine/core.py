@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from extkv.dspark.verification import PendingWindows
     from extkv.engine.config import EngineConfig
     from extkv.engine.runner import ModelRunner
-    from extkv.engine.sampled_tokens import HostCopy, PendingLogprobs, PendingTokens
+    from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
     from extkv.models.tokenizer import Tokenizer
     from extkv.outputs import LogprobEntry, RowLogprobs
@@ -77,13 +77,11 @@ class _Flight:
         sampled_ids: The sequences it samples, in row order.
         tokens: Their tokens.
         prompt_logprobs: Sequences with log-probabilities of prompt tokens, and those.
-        drafts: What comes after their tokens, one row per sampled sequence.
     """
 
     sampled_ids: list[int]
     tokens: PendingTokens | PendingWindows
     prompt_logprobs: list[tuple[int, PendingLogprobs]]
-    drafts: HostCopy | None = None
 
 
 class EngineCore:
@@ -248,7 +246,8 @@ class EngineCore:
         if not plan.is_pure_decode:
             wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
         is_prompt = any(wants_prompt)
-        logits = self.runner.run(plan, prompt_logits=is_prompt)
+        place_drafts = None if self.drafting is None else self.drafting.place
+        logits = self.runner.run(plan, prompt_logits=is_prompt, place_drafts=place_drafts)
         # The device computes: from here to `_collect` the host has time.
         self._absorb()
         self._enter_slots(plan, rows)
@@ -261,8 +260,8 @@ class EngineCore:
         sampled_ids = plan.request_ids[sampled].tolist()
         tokens: PendingTokens | PendingWindows
         if self.drafting is not None:
-            tokens, drafts = self.drafting.decide(plan, sampled, logits, self.runner.inputs)
-            self._flight = _Flight(sampled_ids, tokens, prompt_logprobs, drafts)
+            tokens = self.drafting.decide(plan, sampled, logits, self.runner.inputs)
+            self._flight = _Flight(sampled_ids, tokens, prompt_logprobs)
             return
         tokens = self.sampler.sample(
             logits,
@@ -319,15 +318,12 @@ class EngineCore:
         step = self.scheduler.update(ids, offsets, tokens, failed)
         logprobs = {ids[index]: value for index, value in result.window_logprobs.items()}
         self._collected.append((step, logprobs))
-        if flight.drafts is not None:
-            self._hold_drafts(ids, flight.drafts.wait().tolist(), step)
-
-    def _hold_drafts(self, ids: list[int], drafts: list[list[int]], step: StepOutput) -> None:
-        """Give the scheduler the drafts of the sequences that go on."""
-        ended = set(step.request_ids[step.finish_reasons >= 0].tolist())
-        for sequence_id, row in zip(ids, drafts, strict=True):
-            if sequence_id in self._sequences and sequence_id not in ended:
-                self.scheduler.set_drafts(sequence_id, row)
+        if self.drafting is not None:
+            # The device may still draft: which tokens they are shows when they are verified.
+            drafts = [None] * self.drafting.num_drafts
+            for sequence_id in step.request_ids[step.finish_reasons < 0].tolist():
+                if sequence_id in self._sequences:
+                    self.scheduler.set_drafts(sequence_id, drafts)
 
     def _absorb(self) -> None:
         """Tell sequences and sampler the tokens of collected steps."""

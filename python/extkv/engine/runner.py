@@ -145,12 +145,18 @@ class ModelRunner:
         return self._graphs.sizes
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan, prompt_logits: bool = False) -> torch.Tensor:
+    def run(
+        self,
+        plan: StepPlan,
+        prompt_logits: bool = False,
+        place_drafts: Callable[[StepPlan, StepInputs], None] | None = None,
+    ) -> torch.Tensor:
         """Run a step and return logits of its sampled rows.
 
         Args:
             plan: The step.
             prompt_logits: Return logits of every token instead.
+            place_drafts: Puts drafts where the plan has placeholders, on the device.
 
         Returns:
             Tensor (model dtype, [num_rows, vocab_size], device), overwritten by the next step.
@@ -161,8 +167,12 @@ class ModelRunner:
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
             self.inputs = self._buffers.fill_decode(plan, size)
+            if place_drafts is not None:
+                place_drafts(plan, self.inputs)
             return self._graphs.replay(size)[: len(plan.sample_rows)]
         self.inputs = inputs = self._buffers.fill(plan)
+        if place_drafts is not None:
+            place_drafts(plan, inputs)
         hidden = self._forward(inputs, self._bound(inputs))
         if prompt_logits:
             return self.model.compute_logits(hidden)
@@ -229,6 +239,9 @@ class ModelRunner:
             return
         on_progress = self._on_progress
         sizes = self.config.graph_batch_sizes()
+        # One for all graphs: outputs of their own would all stay in memory.
+        shape = (max(sizes) * self._query_len, self.model.config.vocab_size)
+        self._logits = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
         self._views = {size: self._buffers.decode_views(size) for size in sizes}
         report = None
         if on_progress is not None:
@@ -244,7 +257,8 @@ class ModelRunner:
     @torch.inference_mode()
     def _decode_forward(self, num_seqs: int) -> torch.Tensor:
         inputs = self._views[num_seqs]
-        return self.model.compute_logits(self._forward(inputs, self._bound(inputs)))
+        hidden = self._forward(inputs, self._bound(inputs))
+        return self.model.compute_logits(hidden, out=self._logits[: hidden.shape[0]])
 
     @torch.inference_mode()
     def _worst_step(self, cache: NullCache | PagedCache | HostPagedCache) -> None:

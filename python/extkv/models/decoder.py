@@ -181,15 +181,20 @@ class DecoderModel:
         return self._run(token_ids, positions, cache, taps, out), out
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(
+        self, hidden: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the logits of hidden states that `forward` returned.
 
         Args:
             hidden (model dtype, [num_tokens, hidden_size]): Normalised hidden states.
+            out (model dtype, [num_tokens, vocab_size]): Receives the result.
 
         Returns:
-            Tensor (model dtype, [num_tokens, vocab_size]).
+            Tensor (model dtype, [num_tokens, vocab_size]): `out`, or a new tensor.
         """
+        if out is not None:
+            return torch.mm(hidden, self.weights.lm_head.t(), out=out)
         return functional.linear(hidden, self.weights.lm_head)
 
     def _run(

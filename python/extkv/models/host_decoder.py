@@ -44,8 +44,12 @@ class HostDecoder(DecoderModel):
         return cls(model.config, model.weights, ops=model.ops, max_model_len=model.num_positions)
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(
+        self, hidden: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the logits of hidden states; see `DecoderModel.compute_logits`."""
+        if out is not None:
+            return super().compute_logits(hidden, out=out)
         return linear(hidden, self.weights.lm_head, None)
 
     def _run(

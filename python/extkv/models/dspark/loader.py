@@ -133,7 +133,6 @@ class _Vocabulary:
 
     def __init__(self, checkpoint: Checkpoint, config: DSparkConfig, target: DecoderModel) -> None:
         self._checkpoint = checkpoint
-        self._config = config
         self._target = target
         backbone, names = config.backbone, checkpoint.tensor_names
         is_whole = config.num_draft_tokens == backbone.vocab_size
@@ -150,14 +149,14 @@ class _Vocabulary:
         """
         shared = {}
         embedding, lm_head = self._target.weights.embedding, self._target.weights.lm_head
-        if self._is_target_s(slots[EMBEDDING], embedding):
+        if self._is_shared(slots[EMBEDDING], embedding):
             shared[EMBEDDING] = embedding
         is_own_head = self.is_tied or self.is_gathered
-        if not is_own_head and self._is_target_s(slots[LM_HEAD], lm_head):
+        if not is_own_head and self._is_shared(slots[LM_HEAD], lm_head):
             shared[LM_HEAD] = lm_head
         return shared
 
-    def _is_target_s(self, slot: WeightSlot, tensor: torch.Tensor) -> bool:
+    def _is_shared(self, slot: WeightSlot, tensor: torch.Tensor) -> bool:
         if slot.name in self._checkpoint.tensor_names:
             return self._checkpoint.is_equal(slot, tensor)
         if slot.name == EMBEDDING and tensor.shape[0] < slot.shape[0]:
