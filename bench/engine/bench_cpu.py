@@ -152,6 +152,8 @@ def main() -> None:
     torch.set_num_threads(NUM_THREADS)
     report = Report("bench_cpu", arguments)
     report.environment["num_threads"] = NUM_THREADS
+    # Above 0 at the start, or much above the number of threads at the end, others used the cores.
+    report.environment["load_average_at_start"] = os.getloadavg()[0]
     rounds = arguments.rounds or (3 if arguments.quick else 7)
     ours, theirs = Extkv(), Transformers()
     for num_seqs, num_prompt, num_tokens in DECODE:
@@ -165,6 +167,7 @@ def main() -> None:
     peers = {"transformers": prefill_us(theirs), "extkv": prefill_us(ours)}
     samples = alternate(peers, 2 * rounds, warmup_rounds=1)
     compare(report, f"prefill of {PREFILL_TOKENS} tokens", samples, 1.0)
+    report.environment["load_average_at_end"] = os.getloadavg()[0]
     compare_memory(report)
     report.finish()
 

@@ -1,7 +1,8 @@
 """Attention of a packed batch over the blocks of a `KVCache`.
 
 The model hands each layer's new keys and values here; they are stored at their slots and attended
-over through block tables. On CUDA the Triton kernels do both, on the host their PyTorch twins.
+over through block tables. On CUDA the Triton kernels do both, on the host their PyTorch twins;
+`host_cache` gives the same on the host, and faster.
 """
 
 from __future__ import annotations

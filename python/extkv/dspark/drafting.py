@@ -126,6 +126,8 @@ class Drafting:
     def _windows(self, plan: StepPlan, sampled: npt.NDArray[np.intp]) -> list[Window]:
         ids = plan.request_ids[sampled].tolist()
         counts = plan.num_draft_tokens[sampled].tolist()
+        ends = plan.query_start_loc[1:][sampled] - plan.num_draft_tokens[sampled]
+        last_tokens = plan.input_token_ids[ends - 1].tolist()
         drafts: list[list[int]] = []
         if any(counts) and self._drafts is not None:
             # They were drafted before this step began, so this waits for nothing new.
@@ -135,13 +137,15 @@ class Drafting:
                 slot,
                 generation,
                 length - count,
+                last_token,
                 drafts[self._row_of[request_id]][:count] if count else [],
             )
-            for request_id, slot, generation, length, count in zip(
+            for request_id, slot, generation, length, last_token, count in zip(
                 ids,
                 plan.request_slots[sampled].tolist(),
                 plan.slot_generations[sampled].tolist(),
                 plan.seq_lens[sampled].tolist(),
+                last_tokens,
                 counts,
                 strict=True,
             )

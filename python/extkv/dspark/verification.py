@@ -40,12 +40,14 @@ class Window(NamedTuple):
         slot: Its slot in the persistent batch.
         generation: The slot's generation.
         position: Where the first token to decide will stand.
+        last_token: The token before it, which the first draft was drawn after.
         drafts: Its drafts.
     """
 
     slot: int
     generation: int
     position: int
+    last_token: int
     drafts: Sequence[int]
 
 
@@ -219,7 +221,7 @@ class Verifier:
         )
         starts = np.zeros(len(windows) + 1, np.int32)
         np.cumsum([1 + len(window.drafts) for window in windows], out=starts[1:])
-        tokens = [token for window in windows for token in (0, *window.drafts)]
+        tokens = [token for window in windows for token in (window.last_token, *window.drafts)]
         token_ids = upload(np.array(tokens, np.int64), device)
         window_starts = upload(starts, device)
         parameters = prepared.parameters
