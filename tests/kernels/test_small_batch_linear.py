@@ -120,9 +120,7 @@ def test_rejects_arguments_that_do_not_fit(changes, message, device):
 
 
 def test_gates_come_in_pairs(device):
-    rows = ScaledRows(
-        torch.zeros(1, 8, device=device), torch.ones(1, 16, device=device), EPS
-    )
+    rows = ScaledRows(torch.zeros(1, 8, device=device), torch.ones(1, 16, device=device), EPS)
     with pytest.raises(InvalidArgumentError, match="even number of rows, got 5"):
         kernel.small_batch_linear(rows, torch.zeros(5, 8, device=device), is_gated=True)
     short = rows._replace(squares=torch.ones(1, 8, device=device))

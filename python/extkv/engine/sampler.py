@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     _Place = tuple[SlotState, int, Sequence[int]]
 
 
+# Bounds the memory of lists of allowed tokens, which may each be as long as the vocabulary.
+_ALLOWED_ROWS = 64
+
+
 class PreparedRows(NamedTuple):
     """Rows of logits, changed as their requests want.
 
@@ -302,8 +306,11 @@ class Sampler:
         """Apply masks, biases and penalties in place."""
         ops, device = self._penalties, self._device
         if needs & Need.ALLOWED:
-            (token_ids,), offsets = pack([state.allowed for state, _, _ in placed], device)
-            ops.mask_allowed_tokens(logits, token_ids, offsets)
+            for start in range(0, len(placed), _ALLOWED_ROWS):
+                part = slice(start, start + _ALLOWED_ROWS)
+                allowed = [state.allowed for state, _, _ in placed[part]]
+                (token_ids,), offsets = pack(allowed, device)
+                ops.mask_allowed_tokens(logits[part], token_ids, offsets)
         if needs & Need.BAD:
             bad = [state.bad_tokens(at, drafts) for state, at, drafts in placed]
             (token_ids,), offsets = pack(bad, device)
