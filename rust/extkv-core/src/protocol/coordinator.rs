@@ -1,6 +1,8 @@
 //! Messages of the data-parallel coordinator: waves, loads and the notices of front ends.
 
-use super::codec::{DecodeProblem, DecodeResult, Elements, Reader, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
+};
 
 /// The whole message that tells an engine or front end that its subscription works. It can come
 /// again and is to be skipped.
@@ -149,4 +151,26 @@ fn int_field(
         return Err(elements.missing(name));
     }
     i64::read(reader).map_err(|error| error.in_field(name))
+}
+
+impl Visible for Exclusion {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Nobody => Part::Nil,
+            Self::Engine(index) => index.part(),
+            Self::Identity(identity) => Part::Bytes(identity),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_nil() {
+            Ok(Self::Nobody)
+        } else if source.is_bytes() {
+            source.bytes().map(Self::Identity)
+        } else if source.is_int() {
+            i64::from_source(source).map(Self::Engine)
+        } else {
+            Err(source.is_not("an int, bytes or None"))
+        }
+    }
 }

@@ -35,8 +35,9 @@ pub mod tensor;
 pub mod utility;
 
 pub use codec::{
-    DecodeError, DecodeProblem, DecodeResult, Decoded, EncodeError, Map, NullableList, Reader,
-    Skipped, TokenIds, Untyped, UntypedError, Wire, Writer, decode, encode,
+    ArrayPart, ArraySource, DecodeError, DecodeProblem, DecodeResult, Decoded, EncodeError, Map,
+    NullableList, Part, Reader, Record, Skipped, Source, TokenIds, Untyped, UntypedError, Visible,
+    Wire, Writer, decode, encode,
 };
 pub use coordinator::{CoordinatorCommand, CoordinatorNews, EngineLoad, Exclusion, StartDpWave};
 pub use handshake::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::codec::{DecodeResult, Map, Reader, Untyped, Wire, Writer};
+use super::codec::{DecodeResult, Map, Part, Reader, Source, Untyped, Visible, Wire, Writer};
 use super::logprobs::{LogprobsLists, LogprobsTensors, SamplingMaskLists};
 use super::stats::{PrefillStats, RequestSpecDecodeMetrics, SchedulerStats};
 use super::tensor::{NumpyArray, TorchTensor};
@@ -194,4 +194,23 @@ pub(crate) fn kind_of(has_utility_output: bool, has_wave: bool) -> OutputsKind {
 #[must_use]
 pub fn is_dead_marker(frames: &[impl AsRef<[u8]>]) -> bool {
     matches!(frames, [only] if only.as_ref() == ENGINE_CORE_DEAD)
+}
+
+impl Visible for StopReason {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Token(id) => id.part(),
+            Self::Text(text) => text.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_int() {
+            i64::from_source(source).map(Self::Token)
+        } else if source.is_text() {
+            source.text().map(Self::Text)
+        } else {
+            Err(source.is_not("an int, a str or None"))
+        }
+    }
 }

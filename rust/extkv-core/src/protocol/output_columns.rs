@@ -8,9 +8,12 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
-use super::codec::{DecodeProblem, DecodeResult, Elements, Reader, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
+};
 use super::logprobs::LogprobsSpans;
 use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputsKind, kind_of};
+use super::output_rows::PlainTail;
 use super::profile::Profile;
 use super::stats::SchedulerStats;
 use super::utility::UtilityOutput;
@@ -178,12 +181,15 @@ impl OutputColumns {
             return Err(elements.missing("new_token_ids"));
         }
         self.read_token_ids(reader).map_err(|error| error.in_field("new_token_ids"))?;
+        let mut is_plain = true;
         if elements.take() && !reader.take_nil() {
-            let spans =
+            let (spans, has_counts) =
                 LogprobsSpans::read(reader).map_err(|error| error.in_field("new_logprobs"))?;
             self.logprobs.push((index, spans));
+            is_plain = !has_counts;
         }
-        if let Some(reason) = self.read_plain_tail(reader, &mut elements) {
+        let tail = if is_plain { self.read_plain_tail(reader, &mut elements) } else { None };
+        if let Some(reason) = tail {
             self.finish_reasons.push(reason);
             return reader.skip_extra(&elements);
         }
@@ -218,7 +224,7 @@ impl OutputColumns {
         elements: &mut Elements,
     ) -> Option<Option<FinishReason>> {
         let num_known = EngineCoreOutput::num_elements(self.profile).min(elements.len());
-        let num_nans_at = if self.profile >= Profile::V0_26 { 13 } else { 12 };
+        let num_nans_at = num_nans_field(self.profile);
         let tail = reader.peek_bytes(num_known.saturating_sub(FIRST_TAIL_FIELD))?;
         let mut reason = None;
         for (field, byte) in (FIRST_TAIL_FIELD..).zip(tail) {
@@ -236,6 +242,13 @@ impl OutputColumns {
         Some(reason)
     }
 
+    fn write_detailed(&self, writer: &mut Writer, index: usize) {
+        match self.output(index) {
+            Some(Ok(output)) => output.write(writer),
+            _ => writer.nil(),
+        }
+    }
+
     fn reserve(&mut self, num_outputs: usize) {
         self.starts.reserve(num_outputs);
         self.id_spans.reserve(num_outputs);
@@ -245,9 +258,14 @@ impl OutputColumns {
     }
 }
 
+/// Position of the number of NaN values.
+pub(crate) fn num_nans_field(profile: Profile) -> usize {
+    if profile >= Profile::V0_26 { 13 } else { 12 }
+}
+
 /// The field after the log-probabilities.
 const FIRST_TAIL_FIELD: usize = 3;
-const FINISH_REASON_FIELD: usize = 5;
+pub(crate) const FINISH_REASON_FIELD: usize = 5;
 
 fn position(reader: &Reader<'_>) -> DecodeResult<u32> {
     position_of(reader.position())
@@ -276,6 +294,17 @@ impl PartialEq for OutputColumns {
     }
 }
 
+impl Visible for OutputColumns {
+    /// The request ids; outputs are read one by one.
+    fn part(&self) -> Part<'_> {
+        Part::List(self.request_ids().map(Part::Text).collect())
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        source.native().ok_or_else(|| source.is_not("decoded outputs"))
+    }
+}
+
 impl Wire for OutputColumns {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let len = reader.array_len("an array of outputs")?;
@@ -289,9 +318,30 @@ impl Wire for OutputColumns {
     }
 
     fn write(&self, writer: &mut Writer) {
+        let tail = PlainTail::of(writer.profile());
+        let mut detailed = self.detailed.iter().copied().peekable();
+        let mut logprobs = self.logprobs.iter().peekable();
+        let mut first_token = 0;
         writer.array_len(self.len());
-        for output in (0..self.len()).filter_map(|index| self.output(index)).flatten() {
-            output.write(writer);
+        writer.reserve(self.len() * 32);
+        for (index, end) in (0_u32..).zip(self.token_ends.iter().map(|end| *end as usize)) {
+            let spans = logprobs.next_if(|(owner, _)| *owner == index).map(|(_, spans)| spans);
+            if detailed.next_if_eq(&index).is_some() {
+                self.write_detailed(writer, index as usize);
+            } else {
+                writer.array_len(tail.num_elements);
+                writer.str(self.request_id(index as usize).unwrap_or_default());
+                let tokens = self.token_ids.get(first_token..end).unwrap_or_default();
+                writer.array_len(tokens.len());
+                tokens.iter().for_each(|id| writer.u32(id.unsigned_abs()));
+                match spans {
+                    Some(spans) => spans.write(writer, &self.frames),
+                    None => writer.nil(),
+                }
+                let reason = self.finish_reasons.get(index as usize).copied().flatten();
+                tail.write(writer, reason);
+            }
+            first_token = end;
         }
     }
 }

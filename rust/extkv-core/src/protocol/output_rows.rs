@@ -5,6 +5,7 @@ use thiserror::Error as ThisError;
 
 use super::codec::{EncodeError, Wire, Writer};
 use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason};
+use super::output_columns::{FINISH_REASON_FIELD, num_nans_field};
 use super::profile::Profile;
 use super::tensor::{NumpyDtype, WireDtype, write_array};
 
@@ -177,28 +178,33 @@ impl OutputRows {
                 Some(rows) if start < *end => rows.write(writer, start, *end),
                 _ => writer.nil(),
             }
-            writer.raw(&[0xc0, 0xc0]);
-            reason.write(writer);
-            writer.raw(&tail.bytes);
+            tail.write(writer, *reason);
             start = *end;
         }
     }
 }
 
-/// What follows the finish reason of an output with nothing else.
-struct PlainTail {
-    num_elements: usize,
-    bytes: Vec<u8>,
+/// What follows the log-probabilities of an output with nothing else.
+#[derive(Debug)]
+pub(crate) struct PlainTail {
+    pub(crate) num_elements: usize,
+    after_reason: Vec<u8>,
 }
 
 impl PlainTail {
-    fn of(profile: Profile) -> Self {
+    pub(crate) fn of(profile: Profile) -> Self {
         let num_elements = EngineCoreOutput::num_elements(profile);
-        let mut bytes = vec![0xc0; num_elements.saturating_sub(6)];
-        let num_nans_at = if profile >= Profile::V0_26 { 13 } else { 12 };
-        if let Some(num_nans) = bytes.get_mut(num_nans_at - 6) {
+        let first = FINISH_REASON_FIELD + 1;
+        let mut after_reason = vec![0xc0; num_elements.saturating_sub(first)];
+        if let Some(num_nans) = after_reason.get_mut(num_nans_field(profile) - first) {
             *num_nans = 0;
         }
-        Self { num_elements, bytes }
+        Self { num_elements, after_reason }
+    }
+
+    pub(crate) fn write(&self, writer: &mut Writer, reason: Option<FinishReason>) {
+        writer.raw(&[0xc0, 0xc0]);
+        reason.write(writer);
+        writer.raw(&self.after_reason);
     }
 }
