@@ -1,7 +1,7 @@
 //! Messages of the data-parallel coordinator: waves, loads and the notices of front ends.
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
+    DecodeProblem, DecodeResult, Elements, Part, Reader, Record, Source, Visible, Wire, Writer,
 };
 
 /// The whole message that tells an engine or front end that its subscription works. It can come
@@ -171,6 +171,44 @@ impl Visible for Exclusion {
             i64::from_source(source).map(Self::Engine)
         } else {
             Err(source.is_not("an int, bytes or None"))
+        }
+    }
+}
+
+impl Record for CoordinatorCommand {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::FirstRequest { .. } => "FirstRequest",
+            Self::ScaleElasticEp { .. } => "ScaleElasticEp",
+        }
+    }
+
+    fn parts(&self) -> Vec<(&'static str, Part<'_>)> {
+        match self {
+            Self::FirstRequest { exclude, wave } => {
+                vec![("exclude", exclude.part()), ("wave", wave.part())]
+            }
+            Self::ScaleElasticEp { num_engines } => vec![("num_engines", num_engines.part())],
+        }
+    }
+}
+
+impl Visible for CoordinatorCommand {
+    fn part(&self) -> Part<'_> {
+        Part::Record(self)
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        let number = |value: S, name| i64::from_source(&value).map_err(|e| e.in_field(name));
+        if let Some(num_engines) = source.field("num_engines")? {
+            return Ok(Self::ScaleElasticEp { num_engines: number(num_engines, "num_engines")? });
+        }
+        match (source.field("exclude")?, source.field("wave")?) {
+            (Some(exclude), Some(wave)) => Ok(Self::FirstRequest {
+                exclude: Exclusion::from_source(&exclude).map_err(|e| e.in_field("exclude"))?,
+                wave: number(wave, "wave")?,
+            }),
+            _ => Err(source.is_not("a FirstRequest or a ScaleElasticEp")),
         }
     }
 }

@@ -51,7 +51,7 @@ pub use output::{
     ENGINE_CORE_DEAD, EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs,
     FinishReason, OutputsKind, RequestError, StopReason,
 };
-pub use output_columns::{ColumnarOutputs, OutputColumns};
+pub use output_columns::{ColumnarOutputs, OutputColumns, StackError};
 pub use output_rows::{LogprobsRows, OutputRows, RowsError};
 pub use pooling::PoolingParams;
 pub use profile::{Profile, ProfileError};

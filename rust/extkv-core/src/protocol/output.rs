@@ -2,8 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::codec::{DecodeResult, Map, Part, Reader, Source, Untyped, Visible, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Map, Part, Reader, Source, Untyped, Visible, Wire, Writer, decode,
+    encode,
+};
 use super::logprobs::{LogprobsLists, LogprobsTensors, SamplingMaskLists};
+use super::output_columns::ColumnarOutputs;
+use super::profile::Profile;
 use super::stats::{PrefillStats, RequestSpecDecodeMetrics, SchedulerStats};
 use super::tensor::{NumpyArray, TorchTensor};
 use super::utility::UtilityOutput;
@@ -179,6 +184,18 @@ impl EngineCoreOutputs {
             self.utility_output.is_some(),
             self.wave_complete.is_some() || self.start_wave.is_some(),
         )
+    }
+
+    /// The same message with its outputs as columns.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeProblem`] with the path to a token id of 2^31 or more, which columns do not hold, or
+    /// to what is too long to be a message.
+    pub fn to_columns(&self) -> DecodeResult<ColumnarOutputs> {
+        let frames = encode(self, Profile::V0_33)
+            .map_err(|_| DecodeProblem::Invalid { rule: "the message is too long" })?;
+        decode(&frames, Profile::V0_33).map(|decoded| decoded.message)
     }
 }
 

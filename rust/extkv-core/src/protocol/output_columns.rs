@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use thiserror::Error as ThisError;
 
 use super::codec::{
     DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
@@ -16,6 +17,7 @@ use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputsKi
 use super::output_rows::PlainTail;
 use super::profile::Profile;
 use super::stats::SchedulerStats;
+use super::tensor::{ArraySpan, NumpyArray, NumpyDtype, Shape, WireDtype};
 use super::utility::UtilityOutput;
 
 /// Outputs by column.
@@ -113,6 +115,45 @@ impl OutputColumns {
     #[must_use]
     pub fn token_ends(&self) -> &[u32] {
         &self.token_ends
+    }
+
+    /// Where each output's tokens begin, and the end of the last.
+    pub fn token_offsets(&self) -> impl ExactSizeIterator<Item = u32> {
+        let num_offsets = self.token_ends.len() + 1;
+        (0..num_offsets).map(|index| match index.checked_sub(1) {
+            Some(before) => self.token_ends.get(before).copied().unwrap_or(0),
+            None => 0,
+        })
+    }
+
+    /// The new tokens of one output; none past the last output.
+    #[must_use]
+    pub fn tokens_of(&self, index: usize) -> &[i32] {
+        let end = self.token_ends.get(index).map_or(0, |end| *end as usize);
+        let before = index.checked_sub(1).and_then(|before| self.token_ends.get(before));
+        let start = before.map_or(0, |start| *start as usize);
+        self.token_ids.get(start..end).unwrap_or_default()
+    }
+
+    /// Whether an output holds nothing but tokens and a finish reason.
+    #[must_use]
+    pub fn is_plain(&self, index: usize) -> bool {
+        let Ok(index) = u32::try_from(index) else { return false };
+        self.detailed.binary_search(&index).is_err()
+            && self.logprobs.binary_search_by_key(&index, |(owner, _)| *owner).is_err()
+    }
+
+    /// Copies one array of all log-probabilities into one, row after row.
+    ///
+    /// # Errors
+    ///
+    /// [`StackError::Differ`] if the arrays differ in more than their first dimension.
+    pub fn stack(
+        &self,
+        array: impl Fn(&LogprobsSpans) -> &ArraySpan<NumpyDtype>,
+    ) -> Result<NumpyArray, StackError> {
+        let spans = self.logprobs.iter().map(|(index, spans)| (*index, array(spans)));
+        stack_spans(spans, &self.frames)
     }
 
     /// Why each request ended, if it did.
@@ -266,6 +307,61 @@ pub(crate) fn num_nans_field(profile: Profile) -> usize {
 /// The field after the log-probabilities.
 const FIRST_TAIL_FIELD: usize = 3;
 pub(crate) const FINISH_REASON_FIELD: usize = 5;
+
+/// Arrays that cannot be stacked.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum StackError {
+    /// Two arrays differ in more than their first dimension.
+    #[error(
+        "the log-probabilities of output {index} are {dtype} of shape {shape:?}, those before are \
+         {first_dtype} of shape {first_shape:?}: read them one by one"
+    )]
+    Differ {
+        /// The output whose array differs.
+        index: u32,
+        /// Its element type.
+        dtype: &'static str,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Element type of the first array.
+        first_dtype: &'static str,
+        /// Shape of the first array.
+        first_shape: Vec<u64>,
+    },
+}
+
+fn stack_spans<'a>(
+    spans: impl Iterator<Item = (u32, &'a ArraySpan<NumpyDtype>)>,
+    frames: &[Bytes],
+) -> Result<NumpyArray, StackError> {
+    let mut first: Option<&ArraySpan<NumpyDtype>> = None;
+    let mut num_rows = 0_u64;
+    let mut data = Vec::new();
+    for (index, span) in spans {
+        let head = *first.get_or_insert(span);
+        let is_alike = head.dtype == span.dtype && head.shape.get(1..) == span.shape.get(1..);
+        let (true, Some(rows)) = (is_alike, span.shape.first()) else {
+            return Err(StackError::Differ {
+                index,
+                dtype: span.dtype.name(),
+                shape: span.shape.to_vec(),
+                first_dtype: head.dtype.name(),
+                first_shape: head.shape.to_vec(),
+            });
+        };
+        num_rows += rows;
+        let bytes = frames.get(span.frame).and_then(|frame| frame.get(span.start..span.end));
+        data.extend_from_slice(bytes.unwrap_or_default());
+    }
+    let (dtype, mut shape) = match first {
+        Some(head) => (head.dtype, head.shape.clone()),
+        None => (NumpyDtype::default(), Shape::from_slice(&[0, 0])),
+    };
+    if let Some(rows) = shape.first_mut() {
+        *rows = num_rows;
+    }
+    Ok(NumpyArray::new(dtype, shape, data.into()).unwrap_or_default())
+}
 
 fn position(reader: &Reader<'_>) -> DecodeResult<u32> {
     position_of(reader.position())

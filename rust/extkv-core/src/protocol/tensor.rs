@@ -209,6 +209,12 @@ impl<D: WireDtype> Array<D> {
         &self.shape
     }
 
+    /// The array as data.
+    #[must_use]
+    pub fn as_part(&self) -> ArrayPart<'_> {
+        ArrayPart { dtype: self.dtype.name(), shape: &self.shape, data: &self.data }
+    }
+
     /// The bytes in C order.
     #[must_use]
     pub fn data(&self) -> &Bytes {
@@ -359,8 +365,7 @@ fn is_inline<D: WireDtype>(_dtype: D, shape: &[u64], num_bytes: usize) -> bool {
 
 impl<D: WireDtype> Visible for Array<D> {
     fn part(&self) -> Part<'_> {
-        let part = ArrayPart { dtype: self.dtype.name(), shape: &self.shape, data: &self.data };
-        if D::IS_TORCH { Part::Torch(part) } else { Part::Numpy(part) }
+        if D::IS_TORCH { Part::Torch(self.as_part()) } else { Part::Numpy(self.as_part()) }
     }
 
     fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
