@@ -90,9 +90,7 @@ def decode_request(
     return request
 
 
-def encode_request(
-    request: _extkv.EngineCoreRequest, profile: Profile = "0.32"
-) -> list[bytes]:
+def encode_request(request: _extkv.EngineCoreRequest, profile: Profile = "0.32") -> list[bytes]:
     """Return the frames of an ADD request's payload.
 
     Fields that the profile does not have are left out.
@@ -122,9 +120,7 @@ def decode_outputs(
     return outputs
 
 
-def encode_outputs(
-    outputs: _extkv.EngineCoreOutputs, profile: Profile = "0.32"
-) -> list[bytes]:
+def encode_outputs(outputs: _extkv.EngineCoreOutputs, profile: Profile = "0.32") -> list[bytes]:
     """Return the frames of one message of an engine.
 
     Fields that the profile does not have are left out.

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from extkv.protocol.arrays import Tensor
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogprobsLists(Message):
     """Log-probabilities at sampled positions. Column 0 is the sampled token.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use thiserror::Error as ThisError;
 
 use super::codec::{EncodeError, Wire, Writer};
@@ -225,14 +226,14 @@ impl<S: AsRef<str>> OutputRows<S> {
 #[derive(Debug)]
 pub(crate) struct PlainTail {
     pub(crate) num_elements: usize,
-    after_reason: Vec<u8>,
+    after_reason: SmallVec<[u8; 16]>,
 }
 
 impl PlainTail {
     pub(crate) fn of(profile: Profile) -> Self {
         let num_elements = EngineCoreOutput::num_elements(profile);
         let first = FINISH_REASON_FIELD + 1;
-        let mut after_reason = vec![0xc0; num_elements.saturating_sub(first)];
+        let mut after_reason = SmallVec::from_elem(0xc0, num_elements.saturating_sub(first));
         if let Some(num_nans) = after_reason.get_mut(num_nans_field(profile) - first) {
             *num_nans = 0;
         }

@@ -284,6 +284,27 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Token ids one after the other.
+    pub(crate) fn u32s(&mut self, len: usize, mut store: impl FnMut(u32)) -> DecodeResult<()> {
+        let mut rest = self.bytes.get(self.at..).unwrap_or_default();
+        for index in 0..len {
+            (rest, _) = match rest {
+                [marker @ ..=0x7f, rest @ ..] => (rest, store(u32::from(*marker))),
+                [0xcd, c, d, rest @ ..] => (rest, store(u32::from_be_bytes([0, 0, *c, *d]))),
+                [0xce, a, b, c, d, rest @ ..] => {
+                    (rest, store(u32::from_be_bytes([*a, *b, *c, *d])))
+                }
+                _ => {
+                    self.at = self.bytes.len() - rest.len();
+                    let id = self.u32().map_err(|error| error.at_index(index))?;
+                    (self.bytes.get(self.at..).unwrap_or_default(), store(id))
+                }
+            };
+        }
+        self.at = self.bytes.len() - rest.len();
+        Ok(())
+    }
+
     pub(crate) fn float(&mut self) -> DecodeResult<f64> {
         match self.peek()? {
             0xcb => {

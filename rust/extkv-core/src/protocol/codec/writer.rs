@@ -21,7 +21,7 @@ pub struct Writer {
 
 impl Writer {
     pub(crate) fn new(profile: Profile) -> Self {
-        Self { buffer: Vec::new(), aux_frames: Vec::new(), profile, problem: None }
+        Self { buffer: Vec::with_capacity(256), aux_frames: Vec::new(), profile, problem: None }
     }
 
     /// The wire profile of the message.
@@ -75,6 +75,27 @@ impl Writer {
             (_, Ok(value)) => self.tagged(0xcd, value.to_be_bytes()),
             _ => self.tagged(0xce, value.to_be_bytes()),
         }
+    }
+
+    /// Integers one after the other, without a check of the buffer's room for each.
+    pub(crate) fn u32s(&mut self, values: impl ExactSizeIterator<Item = u32>) {
+        let start = self.buffer.len();
+        self.buffer.resize(start + values.len() * 5, 0);
+        let mut at = start;
+        for value in values {
+            let [a, b, c, d] = value.to_be_bytes();
+            let (bytes, len) = match value {
+                ..0x80 => ([d, 0, 0, 0, 0], 1),
+                0x80..0x100 => ([0xcc, d, 0, 0, 0], 2),
+                0x100..0x1_0000 => ([0xcd, c, d, 0, 0], 3),
+                _ => ([0xce, a, b, c, d], 5),
+            };
+            if let Some(place) = self.buffer.get_mut(at..at + 5) {
+                place.copy_from_slice(&bytes);
+            }
+            at += len;
+        }
+        self.buffer.truncate(at);
     }
 
     pub(crate) fn i64(&mut self, value: i64) {
