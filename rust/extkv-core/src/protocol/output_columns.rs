@@ -270,7 +270,7 @@ impl OutputColumns {
         let mut reason = None;
         for (field, byte) in (FIRST_TAIL_FIELD..).zip(tail) {
             match byte {
-                0xc0 => {}
+                0xc0 if field != num_nans_at => {}
                 0 if field == num_nans_at => {}
                 number if field == FINISH_REASON_FIELD => {
                     reason = Some(FinishReason::from_number(*number)?);

@@ -2,4 +2,9 @@
 
 mod golden;
 mod large_messages;
+mod malformed;
+mod pack;
+mod random_bytes;
+mod round_trips;
 mod small_messages;
+mod tolerance;

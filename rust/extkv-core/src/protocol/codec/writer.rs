@@ -10,6 +10,27 @@ use crate::protocol::Profile;
 /// Arrays below this size go into the first frame.
 pub(crate) const INLINE_BELOW_BYTES: usize = 256;
 
+/// How an integer lies in the first bytes of a big-endian word.
+#[derive(Debug)]
+pub(crate) struct IntForm {
+    /// Bytes in all.
+    pub(crate) len: usize,
+    /// The first byte, in place.
+    marker: u64,
+    /// Where the value's lowest bit lies.
+    pub(crate) shift: u32,
+    /// The value's bits, once they are shifted down.
+    pub(crate) mask: u64,
+}
+
+/// Forms of non-negative integers: one byte, then marker and 1, 2 or 4 bytes.
+pub(crate) const INT_FORMS: [IntForm; 4] = [
+    IntForm { len: 1, marker: 0, shift: 56, mask: 0x7f },
+    IntForm { len: 2, marker: 0xcc << 56, shift: 48, mask: 0xff },
+    IntForm { len: 3, marker: 0xcd << 56, shift: 40, mask: 0xffff },
+    IntForm { len: 5, marker: 0xce << 56, shift: 24, mask: 0xffff_ffff },
+];
+
 /// The frames of a message being written.
 #[derive(Debug)]
 pub struct Writer {
@@ -77,23 +98,21 @@ impl Writer {
         }
     }
 
-    /// Integers one after the other, without a check of the buffer's room for each.
+    /// Integers one after the other, without a branch on their sizes: token ids have none to
+    /// predict.
     pub(crate) fn u32s(&mut self, values: impl ExactSizeIterator<Item = u32>) {
         let start = self.buffer.len();
-        self.buffer.resize(start + values.len() * 5, 0);
+        self.buffer.resize(start + values.len() * 5 + 8, 0);
         let mut at = start;
         for value in values {
-            let [a, b, c, d] = value.to_be_bytes();
-            let (bytes, len) = match value {
-                ..0x80 => ([d, 0, 0, 0, 0], 1),
-                0x80..0x100 => ([0xcc, d, 0, 0, 0], 2),
-                0x100..0x1_0000 => ([0xcd, c, d, 0, 0], 3),
-                _ => ([0xce, a, b, c, d], 5),
-            };
-            if let Some(place) = self.buffer.get_mut(at..at + 5) {
-                place.copy_from_slice(&bytes);
+            let form = &INT_FORMS[usize::from(value > 0x7f)
+                + usize::from(value > 0xff)
+                + usize::from(value > 0xffff)];
+            let word = form.marker | u64::from(value) << form.shift;
+            if let Some(place) = self.buffer.get_mut(at..at + 8) {
+                place.copy_from_slice(&word.to_be_bytes());
             }
-            at += len;
+            at += form.len;
         }
         self.buffer.truncate(at);
     }
