@@ -1,14 +1,14 @@
 """The peer: msgspec structs and array hooks as vLLM 0.32 declares them for its wire.
 
 Field order, types and hooks follow vLLM's `EngineCoreOutputs`, `EngineCoreRequest` and
-`MsgpackEncoder`/`MsgpackDecoder`; fields whose type needs vLLM itself are untyped here, and are nil in
-every message of the benches. Torch tensors are left out, the benches have none.
+`MsgpackEncoder`/`MsgpackDecoder`; fields whose type needs vLLM itself are untyped here, and are nil
+in every message of the benches. Torch tensors are left out, the benches have none.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import msgspec
 import numpy as np
@@ -53,7 +53,7 @@ class EngineCoreOutput(
     new_prompt_logprobs_tensors: Any = None
     pooling_output: Any = None
     finish_reason: Optional[FinishReason] = None  # noqa: UP045
-    stop_reason: Union[int, str, None] = None
+    stop_reason: int | str | None = None
     events: Any = None
     kv_transfer_params: Optional[dict[str, Any]] = None  # noqa: UP045
     ec_transfer_params: Optional[dict[str, Any]] = None  # noqa: UP045
@@ -99,7 +99,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True):  # type: ignore[call-a
     top_k: int = 0
     min_p: float = 0.0
     seed: Optional[int] = None  # noqa: UP045
-    stop: Union[str, list[str], None] = None
+    stop: str | list[str] | None = None
     stop_token_ids: Optional[list[int]] = None  # noqa: UP045
     ignore_eos: bool = False
     max_tokens: Optional[int] = 16  # noqa: UP045

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from extkv import protocol
-
 FOLDER = Path(__file__).parent / "golden"
 # Classes that vLLM calls structs, dataclasses and named tuples, as the vectors do.
 KINDS = {

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from golden_vectors import Golden, differences, golden
-
 import pytest
-
 from extkv import protocol
+from golden_vectors import Golden, differences, golden
 
 CODECS = {
     "request": (protocol.decode_request, protocol.encode_request),
@@ -60,7 +58,9 @@ def comparable(kind: str, message: object) -> object:
         values = [getattr(message, field) for field in FIELDS_OF_BARE_LISTS[kind]]
         if kind == "coord_stats":
             loads = values[0]
-            values[0] = [[l.num_waiting, l.num_running, l.kv_cache_usage] for l in loads]
+            values[0] = [
+                [load.num_waiting, load.num_running, load.kv_cache_usage] for load in loads
+            ]
         return values
     if isinstance(message, protocol.FirstRequest):
         return [message.exclude, message.wave]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from extkv.protocol.output_parts import LogprobsLists
 
 Profile = Literal["0.25", "0.26", "0.32", "0.33"]
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
 Frames = Union[Buffer, "Sequence[Buffer]"]
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"

@@ -75,7 +75,7 @@ impl ColumnarOutputs {
     ///
     /// # Errors
     ///
-    /// None for columns that were decoded; [`DecodeError`] is what reading an output returns.
+    /// None for columns that were decoded; [`super::DecodeError`] is what reading an output returns.
     pub fn to_rows(&self) -> DecodeResult<EngineCoreOutputs> {
         let outputs = (0..self.outputs.len()).filter_map(|index| self.outputs.output(index));
         Ok(EngineCoreOutputs {

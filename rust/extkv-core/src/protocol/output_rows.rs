@@ -127,8 +127,8 @@ impl<S: AsRef<str>> OutputRows<S> {
 }
 
 impl LogprobsRows {
-    /// Puts together token ids and log-probabilities of the shape [tokens, k + 1], and ranks of the
-    /// shape [tokens].
+    /// Puts together token ids and log-probabilities of the shape `[tokens, k + 1]`, and ranks of the
+    /// shape `[tokens]`.
     ///
     /// # Errors
     ///

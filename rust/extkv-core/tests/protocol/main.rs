@@ -1,5 +1,7 @@
 //! The wire of vLLM's EngineCore: golden bytes, malformed input, round trips.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test may fail by panicking")]
+
 mod golden;
 mod large_messages;
 mod malformed;
