@@ -1,8 +1,9 @@
 """Encode and decode EngineCore messages against msgspec with vLLM's hooks, in one process.
 
 The peer decodes into structs and encodes from structs, as vLLM does; extkv decodes into arrays, or
-into an object per request, and encodes from decoded messages, or from arrays. Both read and write the
-same bytes, which is checked first. Collection of garbage is off while a sample is taken.
+into an object per request, and encodes from decoded messages, or from arrays. Both read and write
+the same bytes, which is checked first. Times are CPU time of the thread, so that other load counts
+little; collection of garbage is off while a sample is taken.
 
 Run from the repository root: `python -m bench.protocol.bench_codec --out FILE`.
 """
@@ -10,6 +11,7 @@ Run from the repository root: `python -m bench.protocol.bench_codec --out FILE`.
 from __future__ import annotations
 
 import gc
+import time
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +19,7 @@ import numpy as np
 from extkv import protocol
 
 from bench.protocol import msgspec_peer
-from bench.timing import Report, alternate, argument_parser, host_us
+from bench.timing import Report, alternate, argument_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,6 +91,13 @@ def frames_of(structs: object) -> list[bytes]:
     return [bytes(frame) for frame in msgspec_peer.Encoder().encode(structs)]
 
 
+def cpu_us(operation: Callable[[], object]) -> float:
+    """Return the CPU time that this thread spends in one call, in microseconds."""
+    start = time.thread_time_ns()
+    operation()
+    return (time.thread_time_ns() - start) / 1e3
+
+
 def mean_us(operation: Callable[[], object], num_calls: int) -> float:
     """Return the time of one call, averaged over several."""
 
@@ -99,7 +108,7 @@ def mean_us(operation: Callable[[], object], num_calls: int) -> float:
     gc.collect()
     gc.disable()
     try:
-        return host_us(repeat) / num_calls
+        return cpu_us(repeat) / num_calls
     finally:
         gc.enable()
 
@@ -109,7 +118,7 @@ def compare(
 ) -> dict[str, float]:
     """Time operations in turns; return how many times faster than the first each is."""
     (peer_name, peer), *_ = operations.items()
-    num_calls = max(int(SAMPLE_US / host_us(peer)), 1)
+    num_calls = max(int(SAMPLE_US / min(cpu_us(peer) for _ in range(5))), 1)
     timed = {name: partial(mean_us, call, num_calls) for name, call in operations.items()}
     samples = alternate(timed, rounds, warmup_rounds=1)
     num_bytes = sum(map(len, case.frames))

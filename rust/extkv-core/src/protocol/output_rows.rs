@@ -173,8 +173,8 @@ fn wrong_shape(array: &'static str, found: &NumpyArray) -> RowsError {
 }
 
 impl<S: AsRef<str>> OutputRows<S> {
-    /// Encodes a message whose outputs are these columns. `envelope` has all other fields; outputs of
-    /// its own are not written.
+    /// Encodes a message whose outputs are these columns: the first frame, and the others.
+    /// `envelope` has all other fields; outputs of its own are not written.
     ///
     /// # Errors
     ///
@@ -183,7 +183,7 @@ impl<S: AsRef<str>> OutputRows<S> {
         &self,
         envelope: &EngineCoreOutputs,
         profile: Profile,
-    ) -> Result<Vec<Bytes>, EncodeError> {
+    ) -> Result<(Vec<u8>, Vec<Bytes>), EncodeError> {
         let mut writer = Writer::new(profile);
         writer.array_len(EngineCoreOutputs::num_elements(profile));
         envelope.engine_index.write(&mut writer);

@@ -56,15 +56,12 @@ impl Writer {
         self.buffer.reserve(num_bytes);
     }
 
-    /// The frames: msgpack first, then raw array data.
-    pub(crate) fn finish(self) -> Result<Vec<Bytes>, EncodeError> {
-        if let Some(problem) = self.problem {
-            return Err(problem);
+    /// The msgpack, and the raw array data.
+    pub(crate) fn finish(self) -> Result<(Vec<u8>, Vec<Bytes>), EncodeError> {
+        match self.problem {
+            Some(problem) => Err(problem),
+            None => Ok((self.buffer, self.aux_frames)),
         }
-        let mut frames = Vec::with_capacity(1 + self.aux_frames.len());
-        frames.push(Bytes::from(self.buffer));
-        frames.extend(self.aux_frames);
-        Ok(frames)
     }
 
     /// Remembers why the message cannot be written; the first reason counts.
