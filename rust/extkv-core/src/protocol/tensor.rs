@@ -28,6 +28,12 @@ pub trait WireDtype: Copy + fmt::Debug + PartialEq + 'static {
     /// The type of this name, if arrays can have it.
     fn from_name(name: &str) -> Option<Self>;
 
+    /// The type of a name that is still packed, for the types that come with every output.
+    fn from_packed(packed: [u8; 4]) -> Option<Self> {
+        let _ = packed;
+        None
+    }
+
     /// The type's name on the wire.
     fn name(self) -> &'static str;
 
@@ -37,15 +43,44 @@ pub trait WireDtype: Copy + fmt::Debug + PartialEq + 'static {
 
 /// Element type of a numpy array, by `dtype.str`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NumpyDtype(&'static str);
+pub struct NumpyDtype {
+    name: &'static str,
+    size_bytes: u64,
+}
 
 /// Element type of a torch tensor, by its name without `torch.`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TorchDtype(&'static str);
+pub struct TorchDtype {
+    name: &'static str,
+    size_bytes: u64,
+}
 
-const NUMPY_NAMES: [&str; 26] = [
-    "|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8",
-    "<c16", ">i2", ">i4", ">i8", ">u2", ">u4", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16", "<f16",
+const NUMPY_NAMES: [(&str, u64); 25] = [
+    ("|b1", 1),
+    ("|i1", 1),
+    ("|u1", 1),
+    ("<i2", 2),
+    ("<i4", 4),
+    ("<i8", 8),
+    ("<u2", 2),
+    ("<u4", 4),
+    ("<u8", 8),
+    ("<f2", 2),
+    ("<f4", 4),
+    ("<f8", 8),
+    ("<c8", 8),
+    ("<c16", 16),
+    (">i2", 2),
+    (">i4", 4),
+    (">i8", 8),
+    (">u2", 2),
+    (">u4", 4),
+    (">u8", 8),
+    (">f2", 2),
+    (">f4", 4),
+    (">f8", 8),
+    (">c8", 8),
+    (">c16", 16),
 ];
 
 const TORCH_NAMES: [(&str, u64); 21] = [
@@ -74,11 +109,11 @@ const TORCH_NAMES: [(&str, u64); 21] = [
 
 impl NumpyDtype {
     /// 32-bit little-endian integers.
-    pub const INT32: Self = Self("<i4");
+    pub const INT32: Self = Self { name: "<i4", size_bytes: 4 };
     /// 64-bit little-endian integers.
-    pub const INT64: Self = Self("<i8");
+    pub const INT64: Self = Self { name: "<i8", size_bytes: 8 };
     /// 32-bit little-endian floats.
-    pub const FLOAT32: Self = Self("<f4");
+    pub const FLOAT32: Self = Self { name: "<f4", size_bytes: 4 };
 }
 
 impl Default for NumpyDtype {
@@ -89,7 +124,7 @@ impl Default for NumpyDtype {
 
 impl Default for TorchDtype {
     fn default() -> Self {
-        Self("float32")
+        Self { name: "float32", size_bytes: 4 }
     }
 }
 
@@ -104,21 +139,25 @@ impl WireDtype for NumpyDtype {
     const IS_TORCH: bool = false;
 
     fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "<i4" => Some(Self::INT32),
-            "<f4" => Some(Self::FLOAT32),
-            "<i8" => Some(Self::INT64),
-            _ => NUMPY_NAMES.into_iter().find(|known| *known == name).map(Self),
+        let mut known = NUMPY_NAMES.into_iter().filter(|(known, _)| *known == name);
+        known.next().map(|(name, size_bytes)| Self { name, size_bytes })
+    }
+
+    fn from_packed(packed: [u8; 4]) -> Option<Self> {
+        match &packed {
+            b"\xa3<i4" => Some(Self::INT32),
+            b"\xa3<f4" => Some(Self::FLOAT32),
+            b"\xa3<i8" => Some(Self::INT64),
+            _ => None,
         }
     }
 
     fn name(self) -> &'static str {
-        self.0
+        self.name
     }
 
     fn size_bytes(self) -> u64 {
-        // The digits after byte order and kind.
-        self.0.get(2..).and_then(|digits| digits.parse().ok()).unwrap_or(1)
+        self.size_bytes
     }
 }
 
@@ -126,15 +165,16 @@ impl WireDtype for TorchDtype {
     const IS_TORCH: bool = true;
 
     fn from_name(name: &str) -> Option<Self> {
-        TORCH_NAMES.iter().find(|(known, _)| *known == name).map(|(known, _)| Self(known))
+        let mut known = TORCH_NAMES.into_iter().filter(|(known, _)| *known == name);
+        known.next().map(|(name, size_bytes)| Self { name, size_bytes })
     }
 
     fn name(self) -> &'static str {
-        self.0
+        self.name
     }
 
     fn size_bytes(self) -> u64 {
-        TORCH_NAMES.iter().find(|(known, _)| *known == self.0).map_or(1, |(_, size)| *size)
+        self.size_bytes
     }
 }
 
@@ -299,6 +339,11 @@ fn require(elements: &mut Elements, field: &'static str) -> DecodeResult<()> {
 }
 
 fn read_dtype<D: WireDtype>(reader: &mut Reader<'_>) -> DecodeResult<D> {
+    let packed = reader.peek_bytes(4).and_then(|bytes| bytes.first_chunk::<4>());
+    if let Some(dtype) = packed.and_then(|packed| D::from_packed(*packed)) {
+        reader.advance(4);
+        return Ok(dtype);
+    }
     let name = reader.str()?;
     D::from_name(name)
         .ok_or_else(|| DecodeProblem::UnknownDtype { name: name.chars().take(40).collect() }.into())
@@ -311,12 +356,19 @@ fn read_shape(reader: &mut Reader<'_>) -> DecodeResult<Shape> {
     }
     let mut shape = Shape::with_capacity(len);
     for index in 0..len {
-        shape.push(u64::read(reader).map_err(|error| error.at_index(index))?);
+        let length = match reader.take_fixint() {
+            Some(length) => u64::from(length),
+            None => u64::read(reader).map_err(|error| error.at_index(index))?,
+        };
+        shape.push(length);
     }
     Ok(shape)
 }
 
 fn read_data(reader: &mut Reader<'_>) -> DecodeResult<(usize, usize, usize)> {
+    if let Some((start, end)) = reader.take_short_raw_view() {
+        return Ok((0, start, end));
+    }
     if reader.is_int() {
         let index = reader.int()?;
         let data = reader.aux_frame(index)?;
@@ -392,8 +444,10 @@ mod tests {
             .map(|name| NumpyDtype::from_name(name).unwrap().size_bytes())
             .collect();
         assert_eq!(sizes, [1, 2, 4, 8, 16]);
-        for name in NUMPY_NAMES {
-            assert_eq!(NumpyDtype::from_name(name).unwrap().name(), name);
+        for (name, size) in NUMPY_NAMES {
+            let dtype = NumpyDtype::from_name(name).unwrap();
+            assert_eq!((dtype.name(), dtype.size_bytes()), (name, size));
+            assert_eq!(name[2..].parse(), Ok(size));
         }
         for name in ["|O", "|V4", "<U3", "|S1", "i4", ""] {
             assert_eq!(NumpyDtype::from_name(name), None);

@@ -49,14 +49,15 @@ impl Batch {
 #[pyclass(frozen, module = "extkv.protocol", name = "EngineCoreOutputs")]
 pub(crate) struct PyEngineCoreOutputs {
     batch: Arc<Batch>,
+    skipped: SkippedCounts,
     outputs: PyOnceLock<Py<PyList>>,
     request_ids: PyOnceLock<Py<PyList>>,
 }
 
 impl PyEngineCoreOutputs {
-    fn of(message: ColumnarOutputs, frames: Frames) -> Self {
+    fn of(message: ColumnarOutputs, frames: Frames, skipped: SkippedCounts) -> Self {
         let batch = Arc::new(Batch { message, frames });
-        Self { batch, outputs: PyOnceLock::new(), request_ids: PyOnceLock::new() }
+        Self { batch, skipped, outputs: PyOnceLock::new(), request_ids: PyOnceLock::new() }
     }
 
     fn convert<'py>(&self, py: Python<'py>, value: &impl Visible) -> PyResult<Bound<'py, PyAny>> {
@@ -85,7 +86,7 @@ macro_rules! outputs_class {
                 let built = EngineCoreOutputs::from_source(&PySource::arguments(keywords))
                     .map_err(BindingError::Message)?;
                 let message = built.to_columns().map_err(BindingError::Message)?;
-                Ok(Self::of(message, Frames::default()))
+                Ok(Self::of(message, Frames::default(), (0, 0)))
             }
 
             $(
@@ -95,12 +96,17 @@ macro_rules! outputs_class {
                 }
             )*
 
-            /// Reads a message from its frames; returns it and what was passed over.
+            /// Reads a message from its frames.
             #[staticmethod]
-            fn decode(frames: Frames, profile: &str) -> BindingResult<(Self, SkippedCounts)> {
+            fn decode(frames: Frames, profile: &str) -> BindingResult<Self> {
                 let decoded = decode(frames.bytes(), profile_of(profile)?)?;
-                let skipped = counts(decoded.skipped);
-                Ok((Self::of(decoded.message, frames), skipped))
+                Ok(Self::of(decoded.message, frames, counts(decoded.skipped)))
+            }
+
+            /// What was passed over when it was read: elements of arrays and keys of maps.
+            #[getter]
+            fn skipped(&self) -> SkippedCounts {
+                self.skipped
             }
 
             /// The frames of the message.

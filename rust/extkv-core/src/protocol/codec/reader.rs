@@ -450,6 +450,27 @@ impl<'a> Reader<'a> {
         Ok((code, start, self.at))
     }
 
+    /// Takes an integer of one byte, if one is next.
+    #[inline]
+    pub(crate) fn take_fixint(&mut self) -> Option<u8> {
+        let value = *self.bytes.get(self.at).filter(|byte| **byte < 0x80)?;
+        self.at += 1;
+        Some(value)
+    }
+
+    /// Takes raw array data of up to 255 bytes, if it is next and whole; returns its range.
+    #[inline]
+    pub(crate) fn take_short_raw_view(&mut self) -> Option<(usize, usize)> {
+        let [0xc7, len, 3] = *self.peek_bytes(3)? else { return None };
+        let start = self.at + 3;
+        let end = start + usize::from(len);
+        if end > self.bytes.len() {
+            return None;
+        }
+        self.at = end;
+        Some((start, end))
+    }
+
     /// Passes over one value of any kind.
     pub(crate) fn skip(&mut self) -> DecodeResult<()> {
         self.pass(Trust::Anything)
