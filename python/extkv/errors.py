@@ -161,3 +161,28 @@ class UnsupportedDrafterError(ModelFileError):
 
 class DrafterMismatchError(InvalidArgumentError):
     """A drafter cannot draft for this target; the message names the two values that differ."""
+
+
+class ProtocolError(ExtkvError, ValueError):
+    """Bytes that are no message; nothing of them was used.
+
+    Attributes:
+        path: Where they are wrong, such as ``"outputs[3].new_logprobs.logprobs"``; empty for the
+            message itself.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class InvalidMessageError(InvalidArgumentError, TypeError):
+    """A field of a message was given a value that it cannot have.
+
+    Attributes:
+        path: The field.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
