@@ -5,6 +5,7 @@
 //! | drivers | [`driver`] | how one device reserves, creates, maps and unmaps |
 //! | memory | [`memory`] | reservations, segments, growth that happens whole or not at all |
 //! | layouts | [`kv`], [`dtype`] | which block lies where, how many blocks fit: pure arithmetic |
+//! | transport | [`transport`] | EngineCore's sockets, both ends |
 //! | values | [`units`], [`error`] | sizes with units, every failure as data |
 //!
 //! `kv` knows neither of the layers above it; `memory` sees only the trait [`driver::VmmDriver`]. Nothing here knows Python or torch.
@@ -14,6 +15,7 @@ pub mod dtype;
 pub mod error;
 pub mod kv;
 pub mod memory;
+pub mod transport;
 pub mod units;
 
 pub use error::{DriverError, Error, ProbeError, Result};
