@@ -12,9 +12,12 @@
 mod endpoint;
 mod error;
 mod gate;
+mod inbox;
 mod io;
 mod outbox;
 mod socket;
+#[cfg(test)]
+mod socket_tests;
 mod zmtp;
 
 pub use endpoint::Endpoint;
