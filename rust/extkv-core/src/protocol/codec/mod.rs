@@ -1,0 +1,24 @@
+//! The mechanics below the messages: cursor, writer, errors with paths, and the trait between.
+
+#[macro_use]
+mod fields;
+
+mod error;
+mod primitive;
+mod reader;
+mod report;
+mod untyped;
+mod wire;
+mod writer;
+
+pub use error::{DecodeError, DecodeProblem, DecodeResult, EncodeError};
+pub use primitive::{Map, TokenIds};
+pub use reader::Reader;
+pub use report::{Decoded, Skipped};
+pub use untyped::{Untyped, UntypedError};
+pub use wire::{Wire, decode, encode};
+pub use writer::Writer;
+
+pub(crate) use primitive::read_items;
+pub(crate) use reader::{Elements, check_extension};
+pub(crate) use writer::INLINE_BELOW_BYTES;
