@@ -12,6 +12,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::protocol::coordinator::SUBSCRIBE_ALL;
+use crate::protocol::output::ENGINE_CORE_DEAD;
 use crate::protocol::{
     CallId, EngineCoreReadyResponse, EngineHandshakeMetadata, HandshakeMessage, HandshakeStatus,
     Profile, Skipped, Wire, decode, encode,
@@ -27,9 +28,6 @@ use super::replies;
 use super::slot::Slot;
 use super::socket::{Handler, Link, Socket, SocketLimits, SocketOptions};
 use super::zmtp::{Frames, SocketKind};
-
-/// The whole message that says that an engine's loop has failed.
-pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 
 /// How an engine joins its front end.
 #[derive(Debug, Clone)]
@@ -133,7 +131,7 @@ struct HandshakeHandler(Slot<Result<EngineHandshakeMetadata, String>>);
 impl Handler for HandshakeHandler {
     fn message(&self, _link: &Arc<Link>, frames: Frames) {
         let read = decode::<EngineHandshakeMetadata>(&frames, Profile::default());
-        self.0.put(read.map(|decoded| decoded.value).map_err(|error| error.to_string()));
+        self.0.put(read.map(|decoded| decoded.message).map_err(|error| error.to_string()));
     }
 
     fn lost(&self, _link: &Arc<Link>, reason: &str) {
@@ -442,6 +440,7 @@ fn check_addresses(metadata: &EngineHandshakeMetadata) -> TransportResult<()> {
     if inputs == outputs && inputs > 0 {
         return Ok(());
     }
-    let reason = format!("{inputs} input and {outputs} output addresses, expected one of each per client");
+    let reason =
+        format!("{inputs} input and {outputs} output addresses, expected one of each per client");
     Err(TransportError::Malformed { what: "INIT", reason })
 }

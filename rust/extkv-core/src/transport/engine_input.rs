@@ -6,11 +6,12 @@ use bytes::Bytes;
 
 use crate::protocol::{
     AbortRequests, CallId, EngineCoreRequest, Exclusion, Profile, RequestType, StartDpWave,
-    UtilityCall, decode, peek_request_id,
+    UtilityCall, decode,
 };
 
 use super::engine::EngineShared;
 use super::outbox::num_bytes;
+use super::peek;
 use super::replies;
 use super::socket::{Handler, Link};
 use super::zmtp::Frames;
@@ -86,7 +87,8 @@ impl InputHandler {
                 Ok(EngineInput::Abort { request_ids })
             }
             RequestType::Utility => {
-                let call = read::<UtilityCall>(payload, self.shared.profile)?;
+                let call = read::<UtilityCall>(payload, self.shared.profile)
+                    .inspect_err(|reason| self.reject_call(payload, reason))?;
                 Ok(EngineInput::Utility { client: self.client, call })
             }
             RequestType::StartDpWave => {
@@ -99,14 +101,21 @@ impl InputHandler {
         match decode::<EngineCoreRequest>(payload, self.shared.profile) {
             Ok(decoded) => {
                 self.shared.note_skipped(decoded.skipped);
-                Ok(EngineInput::Request { client: self.client, request: Box::new(decoded.value) })
+                Ok(EngineInput::Request { client: self.client, request: Box::new(decoded.message) })
             }
             Err(error) => {
-                if let Some(request_id) = peek_request_id(payload) {
+                if let Some(request_id) = peek::request_id(payload) {
                     self.shared.reply_error(self.client, &request_id, &error.to_string());
                 }
                 Err(error.to_string())
             }
+        }
+    }
+
+    fn reject_call(&self, payload: &[Bytes], reason: &str) {
+        if let Some(id) = peek::call_id(payload).and_then(|id| u64::try_from(id).ok()) {
+            let text = format!("the call cannot be read: {reason}");
+            self.shared.reply_failure(self.client, CallId::from(id), &text);
         }
     }
 
@@ -212,12 +221,5 @@ fn rejected(source: String, reason: String) -> EngineInput {
 }
 
 fn read<T: crate::protocol::Wire>(payload: &[Bytes], profile: Profile) -> Result<T, String> {
-    decode::<T>(payload, profile)
-        .map(|decoded| decoded.value)
-        .map_err(|error| error.to_string())
-}
-
-/// The call id of a utility call, for answers.
-pub(super) fn call_id_of(call: &UtilityCall) -> CallId {
-    call.call_id
+    decode::<T>(payload, profile).map(|decoded| decoded.message).map_err(|error| error.to_string())
 }

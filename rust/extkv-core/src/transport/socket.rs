@@ -186,6 +186,7 @@ impl Socket {
     }
 
     /// The peer of this identity.
+    #[cfg(test)]
     pub(crate) fn link(&self, identity: &[u8]) -> Option<Arc<Link>> {
         self.links.lock().get(identity).cloned()
     }

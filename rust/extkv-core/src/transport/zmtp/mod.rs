@@ -18,7 +18,7 @@ pub type Frames = Vec<bytes::Bytes>;
 
 /// What a socket is to its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SocketKind {
+pub(crate) enum SocketKind {
     /// Talks to many, each known by its identity.
     Router,
     /// Talks to one router, under an identity.
@@ -33,7 +33,7 @@ pub enum SocketKind {
 
 impl SocketKind {
     /// The name on the wire.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Router => "ROUTER",
             Self::Dealer => "DEALER",
@@ -55,7 +55,7 @@ impl SocketKind {
 
 /// Why a connection ended.
 #[derive(Debug, ThisError)]
-pub enum ZmtpError {
+pub(crate) enum ZmtpError {
     /// The peer closed it, between two messages.
     #[error("the peer closed the connection")]
     Closed,
