@@ -9,9 +9,10 @@ pub const READY_MARKER: &[u8] = b"READY";
 pub const SUBSCRIBE_ALL: &[u8] = &[1];
 
 /// The engine that a wave does not wake, because it woke by itself.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Exclusion {
     /// Nobody is excluded.
+    #[default]
     Nobody,
     /// The engine of this index.
     Engine(i64),

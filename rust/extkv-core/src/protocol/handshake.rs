@@ -3,9 +3,10 @@
 use super::codec::{DecodeProblem, DecodeResult, Map, Reader, Wire, Writer};
 
 /// Which of the two messages an engine sends on the handshake socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HandshakeStatus {
     /// The engine process is up and wants its addresses.
+    #[default]
     Hello,
     /// The engine has loaded its model.
     Ready,

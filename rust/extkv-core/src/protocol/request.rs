@@ -1,6 +1,11 @@
 //! What a front end sends to an engine: the type byte and the payloads it announces.
 
-use super::codec::{DecodeProblem, DecodeResult, Reader, Wire, Writer};
+use super::codec::{DecodeProblem, DecodeResult, Map, Reader, TokenIds, Untyped, Wire, Writer};
+use super::lora::LoraRequest;
+use super::multimodal::MultiModalFeatureSpec;
+use super::pooling::PoolingParams;
+use super::sampling::SamplingParams;
+use super::tensor::TorchTensor;
 
 wire_enum! {
     /// What a request frame holds; sent as one byte in a frame before the payload.
@@ -61,5 +66,81 @@ impl Wire for AbortRequests {
 
     fn write(&self, writer: &mut Writer) {
         self.request_ids.write(writer);
+    }
+}
+
+wire_map! {
+    /// One action that an orchestrator asks of the KV cache.
+    pub struct KvHintAction {
+        /// Its identity.
+        action_id: String [required];
+        /// What to do.
+        action_type: String [required];
+        /// Version of the action's payload.
+        action_version: String [required];
+        /// Arguments, a map of JSON values.
+        payload: Untyped [required];
+    }
+}
+
+wire_map! {
+    /// Hints for the KV cache of one request.
+    pub struct KvHintsEnvelope {
+        /// Version of the envelope.
+        protocol_version: String [required];
+        /// Its identity.
+        message_id: String [required];
+        /// What to do.
+        actions: Vec<KvHintAction> [required];
+    }
+}
+
+wire_array! {
+    /// Payload of [`RequestType::Add`].
+    pub struct EngineCoreRequest {
+        /// Unique among the engine's live requests.
+        request_id: String [required];
+        /// The prompt's tokens; `None` if only embeddings are given.
+        prompt_token_ids: Option<TokenIds> [required];
+        /// Images and other inputs.
+        mm_features: Option<Vec<MultiModalFeatureSpec>> [required];
+        /// How tokens are chosen; `None` for a pooling request.
+        sampling_params: Option<Box<SamplingParams>> [required];
+        /// What to pool; `None` for a generating request.
+        pooling_params: Option<Box<PoolingParams>> [required];
+        /// Unix time in seconds.
+        arrival_time: f64 [required];
+        /// The adapter to use.
+        lora_request: Option<LoraRequest> [required];
+        /// Keeps the prefix cache of different users apart.
+        cache_salt: Option<String> [required];
+        /// The engine that must run it.
+        data_parallel_rank: Option<i64> [required];
+        /// Embeddings in place of tokens.
+        prompt_embeds: Option<TorchTensor> [or None];
+        /// Which prompt positions are tokens and not embeddings.
+        prompt_is_token_ids: Option<Vec<bool>> [or None];
+        /// Which output socket gets the outputs.
+        client_index: i64 [or 0];
+        /// The data-parallel wave that the front end knows.
+        current_wave: i64 [or 0];
+        /// Lower runs earlier; may be negative.
+        priority: i64 [or 0];
+        /// Headers of distributed tracing.
+        trace_headers: Option<Map<String, String>> [or None];
+        /// Whether more input may follow.
+        resumable: bool [or false];
+        /// The id that the user knows.
+        external_req_id: Option<String> [or None];
+        /// Whether reasoning ended in the prompt.
+        reasoning_ended: Option<bool> [or None];
+        /// Arguments of the reasoning parser, a map.
+        reasoning_parser_kwargs: Option<Untyped> [or None];
+        /// Whether the request ends at once, without output.
+        abort_immediately: bool [or false];
+        /// The session it belongs to.
+        session_id: Option<String> [or None, since V0_32];
+        /// Hints for the KV cache.
+        kv_hints: Option<KvHintsEnvelope> [or None, since V0_32];
     }
 }

@@ -3,7 +3,7 @@
 use super::codec::{DecodeProblem, DecodeResult, Reader, Untyped, Wire, Writer};
 
 /// Identity of a call: chosen by the caller up to 2^64 - 1, negative for notices nobody asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct CallId(i128);
 
 impl CallId {

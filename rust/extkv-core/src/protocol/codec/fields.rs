@@ -109,6 +109,21 @@ macro_rules! wire_array {
             $($(#[$field_meta])* pub $field: $type,)+
         }
 
+        impl Default for $Name {
+            fn default() -> Self {
+                Self { $($field: default_of!([$($rule)*] Default::default()),)+ }
+            }
+        }
+
+        impl $Name {
+            /// Elements of the array in a wire profile.
+            #[must_use]
+            pub fn num_elements(profile: $crate::protocol::Profile) -> usize {
+                let _ = profile;
+                array_len!(profile, $([$($rule)*])+)
+            }
+        }
+
         impl $crate::protocol::codec::Wire for $Name {
             fn read(
                 reader: &mut $crate::protocol::codec::Reader<'_>,
@@ -129,12 +144,50 @@ macro_rules! wire_array {
             }
 
             fn write(&self, writer: &mut $crate::protocol::codec::Writer) {
-                writer.array_len(array_len!(writer.profile(), $([$($rule)*])+));
+                writer.array_len(Self::num_elements(writer.profile()));
                 $(
                     if is_in_profile!([$($rule)*] writer.profile()) {
                         $crate::protocol::codec::Wire::write(&self.$field, writer);
                     }
                 )+
+            }
+        }
+    };
+}
+
+/// A message that is a map of fields by name, of which those that equal their default are left out.
+macro_rules! wire_sparse_map {
+    (
+        $(#[$meta:meta])*
+        pub struct $Name:ident {
+            $($(#[$field_meta:meta])* $field:ident $(as $key:literal)?: $type:ty [$($rule:tt)*];)+
+        }
+    ) => {
+        wire_map_struct! {
+            $(#[$meta])*
+            pub struct $Name { $($(#[$field_meta])* $field $(as $key)?: $type [$($rule)*];)+ }
+        }
+
+        impl $Name {
+            /// Writes the entries that `select` asks for, given key and whether the value is the
+            /// default; returns their number.
+            fn write_entries(
+                &self,
+                writer: &mut $crate::protocol::codec::Writer,
+                select: impl Fn(&'static str, bool) -> bool,
+            ) -> u16 {
+                let mut num_entries = 0;
+                $(
+                    let is_default = entry_is_default!([$($rule)*] &self.$field);
+                    if is_in_profile!([$($rule)*] writer.profile())
+                        && select(key!($field $($key)?), is_default)
+                    {
+                        writer.str(key!($field $($key)?));
+                        $crate::protocol::codec::Wire::write(&self.$field, writer);
+                        num_entries += 1;
+                    }
+                )+
+                num_entries
             }
         }
     };
@@ -186,6 +239,12 @@ macro_rules! wire_map_struct {
         #[derive(Debug, Clone, PartialEq)]
         pub struct $Name {
             $($(#[$field_meta])* pub $field: $type,)+
+        }
+
+        impl Default for $Name {
+            fn default() -> Self {
+                Self { $($field: default_of!([$($rule)*] Default::default()),)+ }
+            }
         }
 
         impl $Name {

@@ -12,7 +12,7 @@ mod wire;
 mod writer;
 
 pub use error::{DecodeError, DecodeProblem, DecodeResult, EncodeError};
-pub use primitive::{Map, TokenIds};
+pub use primitive::{Map, NullableList, TokenIds};
 pub use reader::Reader;
 pub use report::{Decoded, Skipped};
 pub use untyped::{Untyped, UntypedError};

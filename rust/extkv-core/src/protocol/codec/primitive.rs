@@ -120,6 +120,26 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
+/// A list that a peer may leave nil: then it is empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NullableList<T>(pub Vec<T>);
+
+impl<T> Default for NullableList<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Wire> Wire for NullableList<T> {
+    fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
+        Option::read(reader).map(|items| Self(items.unwrap_or_default()))
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        self.0.write(writer);
+    }
+}
+
 impl<T: Wire + Ord> Wire for BTreeSet<T> {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         read_items(reader, T::read).map(Self::from_iter)

@@ -26,6 +26,13 @@ pub struct Reader<'a> {
     pub(crate) skipped: Skipped,
 }
 
+/// A place in the input.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    at: usize,
+    skipped: Skipped,
+}
+
 /// The elements of an array that are not read yet.
 #[derive(Debug)]
 pub(crate) struct Elements {
@@ -46,9 +53,9 @@ impl Elements {
         super::DecodeError::from(DecodeProblem::MissingElement { len: self.len }).in_field(field)
     }
 
-    /// Elements not taken yet.
-    pub(crate) fn left(&self) -> usize {
-        self.left
+    /// Takes elements that were read at once.
+    pub(crate) fn take_many(&mut self, count: usize) {
+        self.left = self.left.saturating_sub(count);
     }
 
     /// Elements in all.
@@ -61,6 +68,32 @@ impl<'a> Reader<'a> {
     pub(crate) fn new(frames: &'a [Bytes], profile: Profile) -> DecodeResult<Self> {
         let bytes = frames.first().ok_or(DecodeProblem::NoFrames)?;
         Ok(Self { bytes, at: 0, frames, profile, depth: 0, skipped: Skipped::default() })
+    }
+
+    /// A cursor that begins within the first frame.
+    pub(crate) fn at(frames: &'a [Bytes], profile: Profile, at: usize) -> DecodeResult<Self> {
+        Ok(Self { at, ..Self::new(frames, profile)? })
+    }
+
+    /// A place to come back to.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { at: self.at, skipped: self.skipped }
+    }
+
+    /// Goes back, as if nothing had been read since.
+    pub(crate) fn rewind(&mut self, mark: Mark) {
+        self.at = mark.at;
+        self.skipped = mark.skipped;
+    }
+
+    /// The next bytes, if there are that many.
+    pub(crate) fn peek_bytes(&self, len: usize) -> Option<&'a [u8]> {
+        self.bytes.get(self.at..)?.get(..len)
+    }
+
+    /// Passes over bytes that were peeked at.
+    pub(crate) fn advance(&mut self, len: usize) {
+        self.at += len;
     }
 
     /// The wire profile of the message.
@@ -174,6 +207,29 @@ impl<'a> Reader<'a> {
     /// Whether a string is next.
     pub(crate) fn is_str(&self) -> bool {
         matches!(self.bytes.get(self.at), Some(0xa0..=0xbf | 0xd9..=0xdb))
+    }
+
+    /// Whether a float is next.
+    pub(crate) fn is_float(&self) -> bool {
+        matches!(self.bytes.get(self.at), Some(0xca | 0xcb))
+    }
+
+    /// Whether a nil is next.
+    pub(crate) fn is_nil(&self) -> bool {
+        self.bytes.get(self.at) == Some(&0xc0)
+    }
+
+    /// Whether an array is next whose first member is as asked.
+    pub(crate) fn is_array_of(&mut self, is_member: impl Fn(&Self) -> bool) -> bool {
+        let start = self.at;
+        let is_match = self.array_len("an array").is_ok_and(|len| len > 0) && is_member(self);
+        self.at = start;
+        is_match
+    }
+
+    /// The frames of the message.
+    pub(crate) fn frames(&self) -> &'a [Bytes] {
+        self.frames
     }
 
     /// Whether a map is next.

@@ -77,6 +77,12 @@ impl Untyped {
     }
 }
 
+impl Default for Untyped {
+    fn default() -> Self {
+        Self::nil()
+    }
+}
+
 impl Wire for Untyped {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let start = reader.position();

@@ -1,0 +1,376 @@
+//! Arrays inside messages: numpy's and torch's spelling, inline or in a frame of their own.
+//!
+//! On the wire an array is `[dtype, shape, data]`, where data is extension 3 or the index of an
+//! auxiliary frame. Decoded data refers to the frame it came in; nothing is copied.
+
+use std::fmt;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+use thiserror::Error as ThisError;
+
+use super::codec::{
+    DecodeProblem, DecodeResult, Elements, INLINE_BELOW_BYTES, Reader, Wire, Writer,
+    check_extension,
+};
+
+/// Length in each dimension; empty for a scalar.
+pub type Shape = SmallVec<[u64; 2]>;
+
+/// More dimensions than numpy or torch have.
+const MAX_DIMENSIONS: usize = 64;
+
+/// How one library spells the element types of its arrays.
+pub trait WireDtype: Copy + fmt::Debug + PartialEq + 'static {
+    /// Whether scalars lie inline whatever their size.
+    const INLINES_SCALARS: bool;
+
+    /// The type of this name, if arrays can have it.
+    fn from_name(name: &str) -> Option<Self>;
+
+    /// The type's name on the wire.
+    fn name(self) -> &'static str;
+
+    /// Bytes of one element.
+    fn size_bytes(self) -> u64;
+}
+
+/// Element type of a numpy array, by `dtype.str`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NumpyDtype(&'static str);
+
+/// Element type of a torch tensor, by its name without `torch.`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TorchDtype(&'static str);
+
+const NUMPY_NAMES: [&str; 26] = [
+    "|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8",
+    "<c16", ">i2", ">i4", ">i8", ">u2", ">u4", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16", "<f16",
+];
+
+const TORCH_NAMES: [(&str, u64); 21] = [
+    ("bool", 1),
+    ("uint8", 1),
+    ("int8", 1),
+    ("int16", 2),
+    ("int32", 4),
+    ("int64", 8),
+    ("uint16", 2),
+    ("uint32", 4),
+    ("uint64", 8),
+    ("float16", 2),
+    ("bfloat16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("complex32", 4),
+    ("complex64", 8),
+    ("complex128", 16),
+    ("float8_e4m3fn", 1),
+    ("float8_e5m2", 1),
+    ("float8_e4m3fnuz", 1),
+    ("float8_e5m2fnuz", 1),
+    ("float8_e8m0fnu", 1),
+];
+
+impl NumpyDtype {
+    /// 32-bit little-endian integers.
+    pub const INT32: Self = Self("<i4");
+    /// 64-bit little-endian integers.
+    pub const INT64: Self = Self("<i8");
+    /// 32-bit little-endian floats.
+    pub const FLOAT32: Self = Self("<f4");
+}
+
+impl Default for NumpyDtype {
+    fn default() -> Self {
+        Self::FLOAT32
+    }
+}
+
+impl Default for TorchDtype {
+    fn default() -> Self {
+        Self("float32")
+    }
+}
+
+impl<D: WireDtype + Default> Default for Array<D> {
+    /// No elements in one dimension.
+    fn default() -> Self {
+        Self { dtype: D::default(), shape: SmallVec::from_slice(&[0]), data: Bytes::new() }
+    }
+}
+
+impl WireDtype for NumpyDtype {
+    const INLINES_SCALARS: bool = true;
+
+    fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "<i4" => Some(Self::INT32),
+            "<f4" => Some(Self::FLOAT32),
+            "<i8" => Some(Self::INT64),
+            _ => NUMPY_NAMES.into_iter().find(|known| *known == name).map(Self),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        self.0
+    }
+
+    fn size_bytes(self) -> u64 {
+        // The digits after byte order and kind.
+        self.0.get(2..).and_then(|digits| digits.parse().ok()).unwrap_or(1)
+    }
+}
+
+impl WireDtype for TorchDtype {
+    const INLINES_SCALARS: bool = false;
+
+    fn from_name(name: &str) -> Option<Self> {
+        TORCH_NAMES.iter().find(|(known, _)| *known == name).map(|(known, _)| Self(known))
+    }
+
+    fn name(self) -> &'static str {
+        self.0
+    }
+
+    fn size_bytes(self) -> u64 {
+        TORCH_NAMES.iter().find(|(known, _)| *known == self.0).map_or(1, |(_, size)| *size)
+    }
+}
+
+/// An array whose data lies in a frame. Data is in C order.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Array<D> {
+    dtype: D,
+    shape: Shape,
+    data: Bytes,
+}
+
+/// A numpy array.
+pub type NumpyArray = Array<NumpyDtype>;
+/// A torch tensor.
+pub type TorchTensor = Array<TorchDtype>;
+
+/// Parts that make no array.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum ArrayError {
+    /// A name that no array can have as its element type.
+    #[error("element type {name:?} is not supported on the wire")]
+    UnknownDtype {
+        /// The name.
+        name: String,
+    },
+    /// Data of another size than dtype and shape say.
+    #[error("{dtype} array of shape {shape:?} has {found} bytes of data")]
+    ShapeMismatch {
+        /// Name of the element type.
+        dtype: &'static str,
+        /// The shape.
+        shape: Vec<u64>,
+        /// Bytes given.
+        found: usize,
+    },
+}
+
+impl<D: WireDtype> Array<D> {
+    /// An array of the given bytes in C order.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError::ShapeMismatch`] unless dtype and shape describe exactly `data`.
+    pub fn new(dtype: D, shape: impl Into<Shape>, data: Bytes) -> Result<Self, ArrayError> {
+        let shape = shape.into();
+        if size_bytes(dtype, &shape) == Some(data.len() as u64) {
+            return Ok(Self { dtype, shape, data });
+        }
+        let (dtype, shape, found) = (dtype.name(), shape.to_vec(), data.len());
+        Err(ArrayError::ShapeMismatch { dtype, shape, found })
+    }
+
+    /// An array with the element type of this name.
+    ///
+    /// # Errors
+    ///
+    /// [`ArrayError`] if the name is unknown or the data has another size.
+    pub fn named(dtype: &str, shape: impl Into<Shape>, data: Bytes) -> Result<Self, ArrayError> {
+        let unknown = || ArrayError::UnknownDtype { name: dtype.to_owned() };
+        Self::new(D::from_name(dtype).ok_or_else(unknown)?, shape, data)
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> D {
+        self.dtype
+    }
+
+    /// Length in each dimension.
+    #[must_use]
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// The bytes in C order.
+    #[must_use]
+    pub fn data(&self) -> &Bytes {
+        &self.data
+    }
+}
+
+fn size_bytes<D: WireDtype>(dtype: D, shape: &[u64]) -> Option<u64> {
+    shape.iter().try_fold(dtype.size_bytes(), |size, length| size.checked_mul(*length))
+}
+
+/// An array that is checked, by where its data lies.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ArraySpan<D> {
+    /// The element type.
+    pub dtype: D,
+    /// Length in each dimension.
+    pub shape: Shape,
+    /// Index of the frame that holds the data.
+    pub frame: usize,
+    /// First byte of the data in the frame.
+    pub start: usize,
+    /// Past the last byte.
+    pub end: usize,
+}
+
+impl<D: WireDtype> ArraySpan<D> {
+    pub(crate) fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
+        let mut elements = reader.elements("an array, [dtype, shape, data]")?;
+        require(&mut elements, "dtype")?;
+        let dtype = read_dtype(reader).map_err(|error| error.in_field("dtype"))?;
+        require(&mut elements, "shape")?;
+        let shape = read_shape(reader).map_err(|error| error.in_field("shape"))?;
+        require(&mut elements, "data")?;
+        let (frame, start, end) = read_data(reader).map_err(|error| error.in_field("data"))?;
+        reader.skip_extra(&elements)?;
+        let span = Self { dtype, shape, frame, start, end };
+        match size_bytes(dtype, &span.shape) {
+            Some(size) if size == (end - start) as u64 => Ok(span),
+            _ => Err(span.mismatch()),
+        }
+    }
+
+    #[cold]
+    fn mismatch(&self) -> super::DecodeError {
+        DecodeProblem::ShapeMismatch {
+            dtype: self.dtype.name().to_owned(),
+            shape: format!("{:?}", self.shape.as_slice()),
+            found: self.end - self.start,
+        }
+        .into()
+    }
+
+    /// The array, given the frames that it was read from.
+    #[must_use]
+    pub fn resolve(&self, frames: &[Bytes]) -> Option<Array<D>> {
+        let frame = frames.get(self.frame)?;
+        if self.end > frame.len() {
+            return None;
+        }
+        let data = frame.slice(self.start..self.end);
+        Some(Array { dtype: self.dtype, shape: self.shape.clone(), data })
+    }
+}
+
+fn require(elements: &mut Elements, field: &'static str) -> DecodeResult<()> {
+    if elements.take() { Ok(()) } else { Err(elements.missing(field)) }
+}
+
+fn read_dtype<D: WireDtype>(reader: &mut Reader<'_>) -> DecodeResult<D> {
+    let name = reader.str()?;
+    D::from_name(name)
+        .ok_or_else(|| DecodeProblem::UnknownDtype { name: name.chars().take(40).collect() }.into())
+}
+
+fn read_shape(reader: &mut Reader<'_>) -> DecodeResult<Shape> {
+    let len = reader.array_len("an array of lengths")?;
+    if len > MAX_DIMENSIONS {
+        return Err(DecodeProblem::Invalid { rule: "an array has at most 64 dimensions" }.into());
+    }
+    let mut shape = Shape::with_capacity(len);
+    for index in 0..len {
+        shape.push(u64::read(reader).map_err(|error| error.at_index(index))?);
+    }
+    Ok(shape)
+}
+
+fn read_data(reader: &mut Reader<'_>) -> DecodeResult<(usize, usize, usize)> {
+    if reader.is_int() {
+        let index = reader.int()?;
+        let data = reader.aux_frame(index)?;
+        return Ok((usize::try_from(index).unwrap_or(0), 0, data.len()));
+    }
+    if reader.is_map() {
+        return Err(DecodeProblem::OutOfBandTensor.into());
+    }
+    let (code, start, end) = reader.ext()?;
+    check_extension(code)?;
+    Ok((0, start, end))
+}
+
+impl<D: WireDtype> Wire for Array<D> {
+    fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
+        let span = ArraySpan::read(reader)?;
+        span.resolve(reader.frames()).ok_or_else(|| span.mismatch())
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        write_array(writer, self.dtype, &self.shape, self.data.clone());
+    }
+}
+
+/// Writes an array: inline if it is small, else as an auxiliary frame.
+pub(crate) fn write_array<D: WireDtype>(writer: &mut Writer, dtype: D, shape: &[u64], data: Bytes) {
+    writer.array_len(3);
+    writer.str(dtype.name());
+    writer.array_len(shape.len());
+    shape.iter().for_each(|length| writer.u64(*length));
+    let is_inlined_scalar = D::INLINES_SCALARS && shape.is_empty();
+    if is_inlined_scalar || data.len() < INLINE_BELOW_BYTES {
+        writer.raw_view(&data);
+    } else {
+        writer.aux_frame(data);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_numpy_name_says_its_size() {
+        let sizes: Vec<u64> = ["|b1", "<i2", ">i4", "<f8", "<c16"]
+            .into_iter()
+            .map(|name| NumpyDtype::from_name(name).unwrap().size_bytes())
+            .collect();
+        assert_eq!(sizes, [1, 2, 4, 8, 16]);
+        for name in NUMPY_NAMES {
+            assert_eq!(NumpyDtype::from_name(name).unwrap().name(), name);
+        }
+        for name in ["|O", "|V4", "<U3", "|S1", "i4", ""] {
+            assert_eq!(NumpyDtype::from_name(name), None);
+        }
+    }
+
+    #[test]
+    fn rejects_data_of_another_size_than_the_shape() {
+        let shape: Shape = [2, 3].as_slice().into();
+        let error = TorchTensor::named("float32", shape, Bytes::from_static(&[0; 23])).unwrap_err();
+        let dtype = "float32";
+        assert_eq!(error, ArrayError::ShapeMismatch { dtype, shape: vec![2, 3], found: 23 });
+    }
+
+    #[test]
+    fn rejects_a_shape_whose_size_overflows() {
+        let shape: Shape = [u64::MAX, 2].as_slice().into();
+        assert!(NumpyArray::new(NumpyDtype::INT32, shape, Bytes::new()).is_err());
+    }
+
+    #[test]
+    fn rejects_an_unknown_element_type() {
+        let error = TorchTensor::named("float7", Shape::new(), Bytes::new()).unwrap_err();
+        assert_eq!(error, ArrayError::UnknownDtype { name: "float7".to_owned() });
+    }
+}
