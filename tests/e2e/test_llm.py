@@ -50,9 +50,17 @@ def loaded() -> LoadedModel:
     return LoadedModel(Path("tiny"), model, LetterTokenizer(), None, GenerationDefaults())
 
 
+OPTIONS: dict[str, object] = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["in-step", "async"])
+def scheduling(request, monkeypatch):
+    """Every test runs with the host's work inside the step, and beside the next one."""
+    monkeypatch.setitem(OPTIONS, "async_scheduling", request.param)
+
+
 def engine(loaded: LoadedModel, **options: object) -> LLM:
-    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, **options}
-    return LLM(loaded, device="cpu", **options)
+    return LLM(loaded, device="cpu", **{**OPTIONS, **options})
 
 
 def prompts(count: int = 10) -> list[list[int]]:

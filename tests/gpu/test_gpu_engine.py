@@ -95,8 +95,9 @@ def test_fp32_tokens_equal_the_host_engine(expected, options):
 
 
 def test_graphs_change_no_token_in_bfloat16():
-    eager = engine("cuda", torch.bfloat16, enforce_eager=True)
-    graphs = engine("cuda", torch.bfloat16)
+    # Two engines share the device: the first leaves room for the second.
+    eager = engine("cuda", torch.bfloat16, enforce_eager=True, gpu_memory_utilization=0.3)
+    graphs = engine("cuda", torch.bfloat16, gpu_memory_utilization=0.6)
     assert tokens(eager) == tokens(graphs)
     sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=30, ignore_eos=True)
     assert tokens(eager, sampled) == tokens(graphs, sampled)

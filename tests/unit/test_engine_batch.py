@@ -50,14 +50,14 @@ def test_a_prefill_step_is_uploaded_as_planned():
     assert inputs.query_start_loc.tolist() == [0, 20, 22]
     assert inputs.seq_lens.tolist() == [20, 2]
     assert inputs.sample_rows.tolist() == [19, 21]
-    assert (inputs.max_query_len, inputs.max_seq_len) == (20, 20)
+    assert inputs.max_query_len == 20
     blocks = plan.block_tables
     assert np.array_equal(inputs.block_table[:, : blocks.shape[1]].numpy(), blocks)
 
 
 def test_b33_padded_rows_store_nothing_and_read_nothing():
     plan = decode_plan(3)
-    inputs = buffers().fill(plan, padded_seqs=8)
+    inputs = buffers().fill_decode(plan, 8)
     assert inputs.query_start_loc.tolist() == list(range(9))
     assert inputs.seq_lens.tolist() == [4, 4, 4, 0, 0, 0, 0, 0]
     assert inputs.slot_mapping[3:].tolist() == [-1] * 5
@@ -77,7 +77,7 @@ def test_graphs_are_captured_over_a_batch_that_touches_no_cache(num_seqs: int):
 def test_graph_inputs_and_step_inputs_are_the_same_memory():
     made = buffers()
     captured = made.decode_views(4)
-    filled = made.fill(decode_plan(4), padded_seqs=4)
+    filled = made.fill_decode(decode_plan(4), 4)
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start_loc"):
         assert getattr(captured, name).data_ptr() == getattr(filled, name).data_ptr()
         assert torch.equal(getattr(captured, name), getattr(filled, name))

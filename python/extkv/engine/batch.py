@@ -1,11 +1,13 @@
 """The inputs of a step as persistent device tensors, filled from a plan.
 
 All tensors are allocated once, at their largest size, before graphs are captured: a graph reads the
-same addresses in every step.
+same addresses in every step. The tensors of a step lie in one buffer and reach the device in one
+copy.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from extkv.engine.config import EngineConfig
     from extkv.engine.scheduling import StepPlan
 
@@ -30,7 +34,6 @@ class StepInputs:
         block_table (int32, [num_seqs, max_blocks], device): Blocks of each sequence.
         sample_rows (int64, [num_rows], device): Tokens whose logits are wanted.
         max_query_len: Most tokens that one sequence feeds.
-        max_seq_len: Length of the longest sequence.
     """
 
     token_ids: torch.Tensor
@@ -41,126 +44,156 @@ class StepInputs:
     block_table: torch.Tensor
     sample_rows: torch.Tensor
     max_query_len: int
-    max_seq_len: int
+
+
+_DTYPES = {
+    "query_start_loc": torch.int32,
+    "seq_lens": torch.int32,
+    "sample_rows": torch.int64,
+    "token_ids": torch.int64,
+    "positions": torch.int64,
+    "slot_mapping": torch.int64,
+    # Last: only the rows of the step's sequences are copied.
+    "block_table": torch.int32,
+}
+_ALIGNMENT = 16
+
+
+class _Staging:
+    """One buffer for all inputs of steps up to a size, on the device and on the host."""
+
+    def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device) -> None:
+        shapes: dict[str, tuple[int, ...]] = {
+            "query_start_loc": (num_seqs + 1,),
+            "seq_lens": (num_seqs,),
+            "sample_rows": (num_seqs,),
+            "token_ids": (num_tokens,),
+            "positions": (num_tokens,),
+            "slot_mapping": (num_tokens,),
+            "block_table": (num_seqs, width),
+        }
+        offset, offsets = 0, {}
+        for name, shape in shapes.items():
+            offsets[name] = offset
+            num_bytes = math.prod(shape) * _DTYPES[name].itemsize
+            offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        self._table_offset, self._row_bytes = offsets["block_table"], width * 4
+        self._device_bytes = torch.zeros(offset, dtype=torch.uint8, device=device)
+        self._host_bytes = self._device_bytes
+        if device.type == "cuda":
+            self._host_bytes = torch.zeros(offset, dtype=torch.uint8, pin_memory=True)
+
+        def views(whole: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {
+                name: whole[offsets[name] :][: math.prod(shape) * _DTYPES[name].itemsize]
+                .view(_DTYPES[name])
+                .view(shape)
+                for name, shape in shapes.items()
+            }
+
+        self.tensors = views(self._device_bytes)
+        self.host = {name: view.numpy() for name, view in views(self._host_bytes).items()}
+
+    def put(self, name: str, values: npt.NDArray[np.integer], size: int, padding: int) -> None:
+        """Write values on the host, and padding up to a size."""
+        host = self.host[name]
+        host[: len(values)] = values
+        host[len(values) : size] = padding
+
+    def upload(self, num_seqs: int) -> None:
+        """Start the copy of all inputs, with the block tables of so many sequences."""
+        if self._host_bytes is not self._device_bytes:
+            end = self._table_offset + num_seqs * self._row_bytes
+            self._device_bytes[:end].copy_(self._host_bytes[:end], non_blocking=True)
+
+    def blank(self) -> None:
+        """Set the inputs to a batch that stores nothing and, of length 0, reads nothing."""
+        for name in ("token_ids", "positions", "seq_lens", "block_table"):
+            self.tensors[name].zero_()
+        self.tensors["slot_mapping"].fill_(-1)
+
+    def inputs(
+        self, num_tokens: int, num_seqs: int, num_rows: int, max_query_len: int
+    ) -> StepInputs:
+        """Return views of the device tensors."""
+        tensors = self.tensors
+        return StepInputs(
+            token_ids=tensors["token_ids"][:num_tokens],
+            positions=tensors["positions"][:num_tokens],
+            slot_mapping=tensors["slot_mapping"][:num_tokens],
+            query_start_loc=tensors["query_start_loc"][: num_seqs + 1],
+            seq_lens=tensors["seq_lens"][:num_seqs],
+            block_table=tensors["block_table"][:num_seqs],
+            sample_rows=tensors["sample_rows"][:num_rows],
+            max_query_len=max_query_len,
+        )
 
 
 class InputBuffers:
-    """Persistent input tensors of an engine, and pinned host copies to fill them from."""
+    """Persistent input tensors of an engine: a set for any step, a small one for decode graphs."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        self._device = device
-        num_tokens, num_seqs = config.max_num_batched_tokens, config.max_num_seqs
-        width = config.max_blocks_per_seq
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "token_ids": ((num_tokens,), torch.int64),
-            "positions": ((num_tokens,), torch.int64),
-            "slot_mapping": ((num_tokens,), torch.int64),
-            "query_start_loc": ((num_seqs + 1,), torch.int32),
-            "seq_lens": ((num_seqs,), torch.int32),
-            "block_table": ((num_seqs, width), torch.int32),
-            "sample_rows": ((num_seqs,), torch.int64),
-        }
-        is_cuda = device.type == "cuda"
-        self._device_tensors = {
-            name: torch.zeros(shape, dtype=dtype, device=device)
-            for name, (shape, dtype) in shapes.items()
-        }
-        self._host_tensors = {
-            name: torch.zeros(shape, dtype=dtype, pin_memory=True)
-            if is_cuda
-            else self._device_tensors[name]
-            for name, (shape, dtype) in shapes.items()
-        }
+        num_seqs, width = config.max_num_seqs, config.max_blocks_per_seq
+        self._any = _Staging(config.max_num_batched_tokens, num_seqs, width, device)
+        self._decode = _Staging(num_seqs, num_seqs, width, device)
+        # Every row of a decode step, padded or not, feeds one token.
+        self._decode_starts = np.arange(num_seqs + 1)
 
-    def fill(self, plan: StepPlan, *, padded_seqs: int | None = None) -> StepInputs:
-        """Upload a plan and return views of it.
+    def fill(self, plan: StepPlan) -> StepInputs:
+        """Upload a plan and return views of it. The step before must be done with its inputs."""
+        num_seqs, num_tokens = len(plan.seq_lens), len(plan.input_token_ids)
+        self._fill(self._any, plan, num_seqs, num_tokens, plan.query_start_loc)
+        longest = int(plan.num_scheduled_tokens.max(initial=1))
+        return self._any.inputs(num_tokens, num_seqs, len(plan.sample_rows), longest)
+
+    def fill_decode(self, plan: StepPlan, num_seqs: int) -> StepInputs:
+        """Upload a decode plan for the graph of a batch size, and return what the graph reads.
 
         Args:
-            plan: The step.
-            padded_seqs: For a decode step: number of sequences of the graph that replays it. The
-                rows past the plan's feed token 0, store nothing and read nothing.
+            plan: A step whose every row feeds one token.
+            num_seqs: Sequences of the graph. Those past the plan's feed token 0, store nothing and
+                read nothing.
         """
-        num_seqs, num_tokens = len(plan.seq_lens), len(plan.input_token_ids)
-        rows = num_seqs if padded_seqs is None else padded_seqs
-        tokens = num_tokens if padded_seqs is None else padded_seqs
-        width = plan.block_tables.shape[1]
-        # Placeholders of drafts are no tokens; they are rejected whatever they embed to.
-        self._put("token_ids", np.maximum(plan.input_token_ids, 0), tokens, 0)
-        self._put("positions", plan.positions, tokens, 0)
-        self._put("slot_mapping", plan.slot_mapping, tokens, -1)
-        # Every row of a decode step, padded or not, feeds one token.
-        starts = plan.query_start_loc if padded_seqs is None else np.arange(padded_seqs + 1)
-        self._put("query_start_loc", starts, rows + 1, 0)
-        self._put("seq_lens", plan.seq_lens, rows, 0)
-        table = self._host_tensors["block_table"]
-        table[:num_seqs, :width] = torch.from_numpy(plan.block_tables)
-        self._put("sample_rows", plan.sample_rows, len(plan.sample_rows), 0)
-        return self._upload(plan, rows, tokens)
+        self._fill(self._decode, plan, num_seqs, num_seqs, self._decode_starts[: num_seqs + 1])
+        return self._decode.inputs(num_seqs, num_seqs, num_seqs, 1)
+
+    def decode_views(self, num_seqs: int) -> StepInputs:
+        """Return what a decode graph of `num_seqs` sequences reads.
+
+        Its content is that of a batch that stores nothing and reads nothing.
+        """
+        self._decode.blank()
+        starts = self._decode.tensors["query_start_loc"]
+        starts.copy_(torch.arange(starts.shape[0]))
+        return self._decode.inputs(num_seqs, num_seqs, num_seqs, 1)
 
     def worst_case(self) -> StepInputs:
         """Return inputs of as many tokens and sequences as a step can have.
 
         They store nothing and, with sequences of length 0, read nothing.
         """
-        tensors = self._blank()
+        self._any.blank()
+        tensors = self._any.tensors
         num_tokens, num_seqs = tensors["token_ids"].shape[0], tensors["seq_lens"].shape[0]
         starts = torch.arange(num_seqs + 1) * num_tokens // num_seqs
         tensors["query_start_loc"].copy_(starts)
-        return StepInputs(
-            **tensors, max_query_len=-(-num_tokens // num_seqs), max_seq_len=num_tokens
-        )
+        return self._any.inputs(num_tokens, num_seqs, num_seqs, -(-num_tokens // num_seqs))
 
-    def decode_views(self, num_seqs: int) -> StepInputs:
-        """Return the views that a decode graph of `num_seqs` sequences reads.
-
-        Their content is that of a batch that stores nothing and reads nothing.
-        """
-        tensors = self._blank()
-        size = tensors["query_start_loc"].shape[0]
-        tensors["query_start_loc"].copy_(torch.arange(size))
-        return StepInputs(
-            token_ids=tensors["token_ids"][:num_seqs],
-            positions=tensors["positions"][:num_seqs],
-            slot_mapping=tensors["slot_mapping"][:num_seqs],
-            query_start_loc=tensors["query_start_loc"][: num_seqs + 1],
-            seq_lens=tensors["seq_lens"][:num_seqs],
-            block_table=tensors["block_table"][:num_seqs],
-            sample_rows=tensors["sample_rows"][:num_seqs],
-            max_query_len=1,
-            max_seq_len=tensors["block_table"].shape[1],
-        )
-
-    def _blank(self) -> dict[str, torch.Tensor]:
-        """Set the device tensors to a batch that stores nothing and, of length 0, reads nothing."""
-        tensors = self._device_tensors
-        for name in ("token_ids", "positions", "seq_lens", "block_table"):
-            tensors[name].zero_()
-        tensors["slot_mapping"].fill_(-1)
-        return tensors
-
-    def _put(self, name: str, values: np.ndarray, size: int, padding: int) -> None:
-        host = self._host_tensors[name]
-        count = len(values)
-        host[:count] = torch.from_numpy(np.ascontiguousarray(values))
-        host[count:size] = padding
-
-    def _upload(self, plan: StepPlan, rows: int, tokens: int) -> StepInputs:
-        sizes = {
-            "token_ids": tokens,
-            "positions": tokens,
-            "slot_mapping": tokens,
-            "query_start_loc": rows + 1,
-            "seq_lens": rows,
-            "block_table": rows,
-            "sample_rows": len(plan.sample_rows),
-        }
-        views = {}
-        for name, size in sizes.items():
-            views[name] = self._device_tensors[name][:size]
-            if self._device.type == "cuda":
-                views[name].copy_(self._host_tensors[name][:size], non_blocking=True)
-        return StepInputs(
-            **views,
-            max_query_len=int(plan.num_scheduled_tokens.max(initial=1)),
-            max_seq_len=int(plan.seq_lens.max(initial=1)),
-        )
+    @staticmethod
+    def _fill(
+        staging: _Staging,
+        plan: StepPlan,
+        num_seqs: int,
+        num_tokens: int,
+        starts: npt.NDArray[np.integer],
+    ) -> None:
+        # Placeholders of drafts are no tokens; they are rejected whatever they embed to.
+        staging.put("token_ids", np.maximum(plan.input_token_ids, 0), num_tokens, 0)
+        staging.put("positions", plan.positions, num_tokens, 0)
+        staging.put("slot_mapping", plan.slot_mapping, num_tokens, -1)
+        staging.put("query_start_loc", starts, num_seqs + 1, 0)
+        staging.put("seq_lens", plan.seq_lens, num_seqs, 0)
+        staging.put("sample_rows", plan.sample_rows, len(plan.sample_rows), 0)
+        rows, width = plan.block_tables.shape
+        staging.host["block_table"][:rows, :width] = plan.block_tables
+        staging.upload(num_seqs)

@@ -30,6 +30,8 @@ class EngineConfig:
         num_gpu_blocks_override: Commit this many blocks at start-up, if they fit, instead of all.
         enable_prefix_caching: Reuse blocks of equal prefixes.
         enforce_eager: Capture no graphs.
+        async_scheduling: Do the host's work on a step's tokens while the device computes the next
+            step; None for yes on CUDA.
         seed: Seeds requests that have no seed of their own.
     """
 
@@ -43,6 +45,7 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
+    async_scheduling: bool | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:

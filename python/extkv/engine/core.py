@@ -1,8 +1,9 @@
 """The engine's loop: requests in, one step at a time, tokens out.
 
 A step is: the scheduler plans, the runner computes logits, the sampler chooses, the scheduler is
-told. One request of a user may have several sequences here (`n` outputs); this module knows
-sequences only.
+told, and the sequences get their tokens and texts. With asynchronous scheduling, which is usual on
+CUDA, the last part of a step runs on the host while the device computes the next step. One request
+of a user may have several sequences here (`n` outputs); this module knows sequences only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from extkv.engine.outputs import CompletionOutput, RequestMetrics
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from extkv.engine.outputs import LogprobEntry, RowLogprobs
     from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.engine.runner import ModelRunner
+    from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
     from extkv.engine.step_data import RequestOutput as ScheduledOutput
     from extkv.engine.step_data import StepPlan
@@ -62,6 +65,21 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
 
 
+@dataclass
+class _Flight:
+    """A step that the device computes.
+
+    Attributes:
+        sampled_ids: The sequences it samples, in row order.
+        tokens: Their tokens.
+        prompt_logprobs: Sequences with log-probabilities of prompt tokens, and those.
+    """
+
+    sampled_ids: list[int]
+    tokens: PendingTokens
+    prompt_logprobs: list[tuple[int, PendingLogprobs]]
+
+
 class EngineCore:
     """Scheduler, runner and sampler around one model.
 
@@ -96,6 +114,12 @@ class EngineCore:
         self._occupants: dict[int, tuple[int, int]] = {}
         self._slot_of: dict[int, int] = {}
         self._next_id = 0
+        self._overlaps = config.async_scheduling
+        if self._overlaps is None:
+            self._overlaps = runner.model.device.type == "cuda"
+        self._flight: _Flight | None = None
+        # Steps whose tokens the scheduler knows and the sequences do not.
+        self._collected: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -163,6 +187,7 @@ class EngineCore:
             OutOfMemoryError: If the device is too full; nothing changed.
             SchedulerError: If a live request may need more blocks than are left.
         """
+        self._collect()
         cache = self.runner.cache
         if num_blocks >= cache.num_blocks:
             cache.commit(num_blocks)
@@ -175,52 +200,95 @@ class EngineCore:
     def step(self) -> list[Sequence]:
         """Run one step and return the sequences that got a token or ended.
 
-        A failure or an interrupt in the middle gives the step up: the next one computes it again.
+        With asynchronous scheduling what is returned is of the step before, and the device computes
+        the next one on return. A failure or an interrupt in the middle gives the step up: the next
+        call computes it again.
         """
+        self._collect()
+        try:
+            self._launch()
+            if not self._overlaps:
+                self._collect()
+        except Exception:
+            self._give_up()
+            raise
+        changed: list[Sequence] = []
+        while self._collected:
+            outputs, logprobs = self._collected.pop(0)
+            changed += [
+                self._advance(scheduled, logprobs.get(scheduled.request_id))
+                for scheduled in outputs
+                if scheduled.request_id in self._sequences
+            ]
+        return changed
+
+    def _launch(self) -> None:
+        """Plan a step and start it."""
+        if self.scheduler.step_in_flight is not None:
+            # An interrupt came between plan and start.
+            self.scheduler.cancel_step()
         plan = self.scheduler.schedule()
         if plan.is_empty:
-            return []
-        try:
-            return self._run(plan)
-        except BaseException:
-            if self.scheduler.step_in_flight is not None:
-                self.scheduler.cancel_step()
-            raise
-
-    def _run(self, plan: StepPlan) -> list[Sequence]:
-        now = time.monotonic()
+            return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
-        self._enter_slots(plan, rows, now)
+        self._enter_slots(plan, rows)
         wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
         is_prompt = any(wants_prompt)
         logits = self.runner.run(plan, prompt_logits=is_prompt)
+        prompt_logprobs = []
         if is_prompt:
-            self._take_prompt_logprobs(plan, rows, logits, wants_prompt)
+            prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
             kept = torch.from_numpy(plan.sample_rows.astype("int64")).to(logits.device)
             logits = logits.index_select(0, kept)
-        counts = (plan.sample_start_loc[1:] - plan.sample_start_loc[:-1]).tolist()
-        sampled = [row for row, count in enumerate(counts) if count]
-        pending = self.sampler.sample(
+        counts = np.diff(plan.sample_start_loc)
+        sampled = counts.nonzero()[0]
+        tokens = self.sampler.sample(
             logits,
-            [int(plan.request_slots[row]) for row in sampled],
-            [int(plan.slot_generations[row]) for row in sampled],
-            [int(plan.seq_lens[row]) for row in sampled],
+            plan.request_slots[sampled].tolist(),
+            plan.slot_generations[sampled].tolist(),
+            plan.seq_lens[sampled].tolist(),
         )
-        result = pending.wait()
-        ids = [rows[row].sequence_id for row in sampled]
-        tokens = [0 if token is None else token for token in result.token_ids]
-        failed = [ids[index] for index in result.failures]
-        for index, reason in result.failures.items():
-            rows[sampled[index]].error = reason
-        step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
-        logprobs = {ids[index]: value for index, value in result.logprobs.items()}
-        return [
-            self._advance(scheduled, logprobs.get(scheduled.request_id))
-            for scheduled in step.requests()
-            if scheduled.request_id in self._sequences
-        ]
+        self._flight = _Flight(plan.request_ids[sampled].tolist(), tokens, prompt_logprobs)
 
-    def _enter_slots(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
+    def _collect(self) -> None:
+        """Wait for the step in flight and tell the scheduler; nothing if there is none."""
+        flight = self._flight
+        if flight is None:
+            return
+        try:
+            result = flight.tokens.wait()
+            for sequence_id, pending in flight.prompt_logprobs:
+                sequence = self._sequences.get(sequence_id)
+                if sequence is not None and sequence.prompt_logprobs is not None:
+                    entries = [found.to_entry(self._decode_one) for found in pending.wait()]
+                    sequence.prompt_logprobs.extend(entries)
+        except Exception:
+            self._give_up()
+            raise
+        self._flight = None
+        ids = flight.sampled_ids
+        tokens = [0 if token is None else token for token in result.token_ids]
+        for index, reason in result.failures.items():
+            if ids[index] in self._sequences:
+                self._sequences[ids[index]].error = reason
+        failed = [ids[index] for index in result.failures]
+        step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
+        outputs = step.requests()
+        for scheduled in outputs:
+            sequence = self._sequences.get(scheduled.request_id)
+            if sequence is not None:
+                sequence.token_ids += scheduled.token_ids
+                self.sampler.append(self._slot_of[scheduled.request_id], scheduled.token_ids)
+        logprobs = {ids[index]: value for index, value in result.logprobs.items()}
+        self._collected.append((outputs, logprobs))
+
+    def _give_up(self) -> None:
+        self._flight = None
+        if self.scheduler.step_in_flight is not None:
+            self.scheduler.cancel_step()
+
+    def _enter_slots(self, plan: StepPlan, rows: list[Sequence]) -> None:
+        now = time.monotonic()
         slots, generations = plan.request_slots.tolist(), plan.slot_generations.tolist()
         for row, sequence in enumerate(rows):
             if sequence.metrics.first_scheduled_s is None:
@@ -238,14 +306,14 @@ class EngineCore:
             self._slot_of[sequence.sequence_id] = slots[row]
 
     def _advance(self, scheduled: ScheduledOutput, logprobs: RowLogprobs | None) -> Sequence:
-        """Take a sequence's new tokens: text, log-probabilities, ends."""
+        """Give a sequence what its new tokens bring: text, log-probabilities, ends."""
         sequence = self._sequences[scheduled.request_id]
         sequence.num_cached_tokens = scheduled.num_cached_tokens
         reason = scheduled.finish_reason
         last = len(scheduled.token_ids) - 1
+        now = time.monotonic()
         for place, token_id in enumerate(scheduled.token_ids):
-            sequence.token_ids.append(token_id)
-            sequence.metrics.add_token(time.monotonic())
+            sequence.metrics.add_token(now)
             is_stop = reason is FinishReason.STOP and place == last
             stop = sequence.text.push(token_id, is_stop_token=is_stop)
             if stop is not None:
@@ -254,8 +322,8 @@ class EngineCore:
                 # As in vLLM, a stop string counts more than a length limit at the same token.
                 reason = FinishReason.STOP
                 sequence.output.stop_reason = stop
+                del sequence.token_ids[len(sequence.token_ids) - last + place :]
                 break
-        self.sampler.append(self._slot_of[sequence.sequence_id], scheduled.token_ids)
         if logprobs is not None and sequence.output.logprobs is not None:
             sequence.output.logprobs.append(logprobs.to_entry(self._decode_one))
             total = sequence.output.cumulative_logprob or 0.0
@@ -289,20 +357,21 @@ class EngineCore:
         offset = int(plan.query_start_loc[row]) - computed
         return range(start + offset, max(start, last) + offset)
 
-    def _take_prompt_logprobs(
+    def _prompt_logprobs(
         self, plan: StepPlan, rows: list[Sequence], logits: torch.Tensor, wanted: list[range]
-    ) -> None:
+    ) -> list[tuple[int, PendingLogprobs]]:
+        """Start to compute log-probabilities of prompt tokens for the sequences that want them."""
+        found = []
         for row, (sequence, token_rows) in enumerate(zip(rows, wanted, strict=True)):
             num_logprobs = sequence.sampling.params.prompt_logprobs
-            if not token_rows or sequence.prompt_logprobs is None or num_logprobs is None:
+            if not token_rows or num_logprobs is None:
                 continue
             shift = int(plan.num_computed_tokens[row]) - int(plan.query_start_loc[row]) + 1
             targets = sequence.prompt_token_ids[token_rows.start + shift : token_rows.stop + shift]
-            pending = self.sampler.prompt_logprobs(
-                logits[token_rows.start : token_rows.stop], targets, num_logprobs
-            )
-            entries = [found.to_entry(self._decode_one) for found in pending.wait()]
-            sequence.prompt_logprobs.extend(entries)
+            part = logits[token_rows.start : token_rows.stop]
+            pending = self.sampler.prompt_logprobs(part, targets, num_logprobs)
+            found.append((sequence.sequence_id, pending))
+        return found
 
     def _detokenizer(self, sampling: ResolvedSampling) -> IncrementalDetokenizer | None:
         if self._tokenizer is None or not sampling.params.detokenize:

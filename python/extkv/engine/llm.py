@@ -55,6 +55,8 @@ class LLM:
         num_gpu_blocks_override: Commit this many blocks at start-up instead of all that fit.
         enable_prefix_caching: Reuse blocks of equal prefixes.
         enforce_eager: Capture no graphs.
+        async_scheduling: Do the host's work on a step's tokens while the device computes the next
+            step; None for yes on CUDA.
         seed: Seeds requests without a seed of their own.
         on_progress: Called with a phase, what is done and how much there is.
 
@@ -84,6 +86,7 @@ class LLM:
         num_gpu_blocks_override: int | None = None,
         enable_prefix_caching: bool = True,
         enforce_eager: bool = False,
+        async_scheduling: bool | None = None,
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> None:
@@ -104,6 +107,7 @@ class LLM:
             num_gpu_blocks_override=num_gpu_blocks_override,
             enable_prefix_caching=enable_prefix_caching,
             enforce_eager=enforce_eager,
+            async_scheduling=async_scheduling,
             seed=seed,
         )
         self.model = loaded

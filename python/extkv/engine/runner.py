@@ -109,7 +109,7 @@ class ModelRunner:
         """
         size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
-            self._buffers.fill(plan, padded_seqs=size)
+            self._buffers.fill_decode(plan, size)
             return self._graphs.replay(size)[: len(plan.seq_lens)]
         inputs = self._buffers.fill(plan)
         paged = self._bound(inputs)
