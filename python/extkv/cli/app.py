@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
+from extkv.cli.serve import serve
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(serve)
 app.command()(doctor)
 
 

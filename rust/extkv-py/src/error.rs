@@ -2,6 +2,7 @@
 
 use extkv_core::dtype::UnknownDtype;
 use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
+use extkv_core::transport::TransportError;
 use extkv_core::{DriverError, Error, ProbeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -23,6 +24,7 @@ pub(crate) enum BindingError {
     /// A refusal of `add_request`.
     Request(dspark_sched::Error),
     RequestArgument(ArgumentError),
+    Transport(TransportError),
 }
 
 /// Result of a binding function.
@@ -49,6 +51,7 @@ from_core! {
     UnknownCacheOrder => CacheOrder,
     dspark_sched::Error => Scheduler,
     ArgumentError => SchedulerArgument,
+    TransportError => Transport,
 }
 
 impl From<RecordError> for BindingError {
@@ -103,6 +106,7 @@ impl BindingError {
             Self::CacheOrder(error) => error,
             Self::Scheduler(error) | Self::Request(error) => error,
             Self::SchedulerArgument(error) | Self::RequestArgument(error) => error,
+            Self::Transport(error) => error,
         }
     }
 }
@@ -131,6 +135,25 @@ fn class_name(error: &BindingError) -> &'static str {
         BindingError::SchedulerArgument(_)
         | BindingError::Request(dspark_sched::Error::Corrupt { .. }) => "SchedulerError",
         BindingError::Request(_) | BindingError::RequestArgument(_) => "InvalidRequestError",
+        BindingError::Transport(error) => transport_class_name(error),
+    }
+}
+
+fn transport_class_name(error: &TransportError) -> &'static str {
+    match error {
+        TransportError::Address { .. }
+        | TransportError::Identity { .. }
+        | TransportError::UnknownEngine { .. }
+        | TransportError::UnknownClient { .. }
+        | TransportError::DuplicateRequest { .. }
+        | TransportError::Unencodable { .. } => "InvalidArgumentError",
+        TransportError::Bind { .. } | TransportError::Thread(_) => "TransportError",
+        TransportError::Closed => "TransportClosedError",
+        TransportError::NotConnected { .. } => "NotConnectedError",
+        TransportError::Stalled { .. } => "StalledPeerError",
+        TransportError::TimedOut { .. } => "TransportTimeoutError",
+        TransportError::Malformed { .. } => "MalformedMessageError",
+        TransportError::EngineDead { .. } => "EngineDeadError",
     }
 }
 

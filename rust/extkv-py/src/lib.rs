@@ -7,6 +7,7 @@ mod kv;
 mod memory;
 mod sched;
 mod sizing;
+mod transport;
 
 use pyo3::prelude::*;
 
@@ -30,4 +31,6 @@ mod _extkv {
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,
         reservation_blocks, size_from_trace,
     };
+    #[pymodule_export]
+    use super::transport::{PyCall, PyEngineEnd, PyFrontEnd, PyServedRequest, PyStream};
 }
