@@ -43,7 +43,6 @@ _UNSUPPORTED_FIELDS = (
     "logprob_token_ids",
     "prompt_logprob_token_ids",
     "trace_decode_token_ids",
-    "watermarking",
 )
 
 

@@ -5,6 +5,7 @@ Knows the engine and no connection: every method that makes news returns it by c
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from extkv.engine.resolved_sampling import ModelLimits
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from extkv.engine.llm import LLM
 
     NewsByClient = dict[int, list[RequestNews]]
+
+logger = logging.getLogger("extkv.serve")
 
 
 class EngineWork:
@@ -167,6 +170,8 @@ class EngineWork:
         try:
             served = self._sequence_of(request)
         except ExtkvError as error:
+            # Older wires have no field for it, so this is where an operator finds it.
+            logger.warning("request %s was refused: %s", request.request_id, error)
             self._end(request.client, request.request_id, FAILED, str(error))
             return
         self._by_request[request.request_id] = served
