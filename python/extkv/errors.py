@@ -151,6 +151,31 @@ class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
 
 
+class ProtocolError(ExtkvError, ValueError):
+    """Bytes that are no message; nothing of them was used.
+
+    Attributes:
+        path: Where they are wrong, such as ``"outputs[3].new_logprobs.logprobs"``; empty for the
+            message itself.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class InvalidMessageError(InvalidArgumentError, TypeError):
+    """A field of a message was given a value that it cannot have.
+
+    Attributes:
+        path: The field.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
 class TransportError(ExtkvError, RuntimeError):
     """A connection to an engine or a front end cannot be made or used; the message says which."""
 

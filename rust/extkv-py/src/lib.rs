@@ -5,6 +5,7 @@ mod dlpack;
 mod error;
 mod kv;
 mod memory;
+mod protocol;
 mod sched;
 mod sizing;
 mod transport;
@@ -23,6 +24,12 @@ mod _extkv {
     #[pymodule_export]
     use super::memory::{
         PyBuffer, PyPreparedGrowth, grow_together, prepare_together, shrink_together,
+    };
+    #[pymodule_export]
+    use super::protocol::{
+        PyEngineCoreOutput, PyEngineCoreOutputs, PyEngineCoreRequest, PySamplingParams,
+        encode_output_columns, protocol_decode, protocol_encode, protocol_fields,
+        protocol_profile_of_version, protocol_request_type,
     };
     #[pymodule_export]
     use super::sched::{PyPlan, PyScheduler, PyStepOutput};

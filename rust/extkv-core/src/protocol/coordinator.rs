@@ -1,6 +1,8 @@
 //! Messages of the data-parallel coordinator: waves, loads and the notices of front ends.
 
-use super::codec::{DecodeProblem, DecodeResult, Elements, Reader, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Elements, Part, Reader, Record, Source, Visible, Wire, Writer,
+};
 
 /// The whole message that tells an engine or front end that its subscription works. It can come
 /// again and is to be skipped.
@@ -149,4 +151,64 @@ fn int_field(
         return Err(elements.missing(name));
     }
     i64::read(reader).map_err(|error| error.in_field(name))
+}
+
+impl Visible for Exclusion {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Nobody => Part::Nil,
+            Self::Engine(index) => index.part(),
+            Self::Identity(identity) => Part::Bytes(identity),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_nil() {
+            Ok(Self::Nobody)
+        } else if source.is_bytes() {
+            source.bytes().map(Self::Identity)
+        } else if source.is_int() {
+            i64::from_source(source).map(Self::Engine)
+        } else {
+            Err(source.is_not("an int, bytes or None"))
+        }
+    }
+}
+
+impl Record for CoordinatorCommand {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::FirstRequest { .. } => "FirstRequest",
+            Self::ScaleElasticEp { .. } => "ScaleElasticEp",
+        }
+    }
+
+    fn parts(&self) -> Vec<(&'static str, Part<'_>)> {
+        match self {
+            Self::FirstRequest { exclude, wave } => {
+                vec![("exclude", exclude.part()), ("wave", wave.part())]
+            }
+            Self::ScaleElasticEp { num_engines } => vec![("num_engines", num_engines.part())],
+        }
+    }
+}
+
+impl Visible for CoordinatorCommand {
+    fn part(&self) -> Part<'_> {
+        Part::Record(self)
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        let number = |value: S, name| i64::from_source(&value).map_err(|e| e.in_field(name));
+        if let Some(num_engines) = source.field("num_engines")? {
+            return Ok(Self::ScaleElasticEp { num_engines: number(num_engines, "num_engines")? });
+        }
+        match (source.field("exclude")?, source.field("wave")?) {
+            (Some(exclude), Some(wave)) => Ok(Self::FirstRequest {
+                exclude: Exclusion::from_source(&exclude).map_err(|e| e.in_field("exclude"))?,
+                wave: number(wave, "wave")?,
+            }),
+            _ => Err(source.is_not("a FirstRequest or a ScaleElasticEp")),
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Start-up messages: HELLO and READY of an engine, INIT of its front end, and the ready response.
 
-use super::codec::{DecodeProblem, DecodeResult, Map, Reader, Wire, Writer};
+use super::codec::{DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer};
 
 /// Which of the two messages an engine sends on the handshake socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -21,19 +21,23 @@ impl HandshakeStatus {
             Self::Ready => "READY",
         }
     }
+
+    fn of_text(text: &str) -> DecodeResult<Self> {
+        match text {
+            "HELLO" => Ok(Self::Hello),
+            "READY" => Ok(Self::Ready),
+            _ => Err(DecodeProblem::UnknownMember {
+                enumeration: "handshake status",
+                found: text.chars().take(40).collect(),
+            }
+            .into()),
+        }
+    }
 }
 
 impl Wire for HandshakeStatus {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
-        match reader.str()? {
-            "HELLO" => Ok(Self::Hello),
-            "READY" => Ok(Self::Ready),
-            found => Err(DecodeProblem::UnknownMember {
-                enumeration: "handshake status",
-                found: found.chars().take(40).collect(),
-            }
-            .into()),
-        }
+        reader.str().and_then(Self::of_text)
     }
 
     fn write(&self, writer: &mut Writer) {
@@ -216,5 +220,35 @@ wire_map! {
         coordinator_input_address: Option<String> [or None, since V0_33];
         /// Where engines push to the coordinator.
         coordinator_output_address: Option<String> [or None, since V0_33];
+    }
+}
+
+impl Visible for HandshakeStatus {
+    fn part(&self) -> Part<'_> {
+        Part::Text(self.text())
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        source.text().and_then(|text| Self::of_text(&text))
+    }
+}
+
+impl Visible for ParallelSetting {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Int(value) => value.part(),
+            Self::Text(value) => value.part(),
+            Self::Ints(values) => values.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_int() {
+            i64::from_source(source).map(Self::Int)
+        } else if source.is_text() {
+            source.text().map(Self::Text)
+        } else {
+            Vec::from_source(source).map(Self::Ints)
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Log-probabilities of sampled tokens (numpy) and of prompt tokens (torch).
 
-use super::codec::{DecodeResult, Reader, Wire};
+use bytes::Bytes;
+
+use super::codec::{DecodeResult, Reader, Wire, Writer};
 use super::tensor::{ArraySpan, NumpyArray, NumpyDtype, TorchTensor};
 
 wire_array! {
@@ -58,7 +60,8 @@ pub struct LogprobsSpans {
 }
 
 impl LogprobsSpans {
-    pub(crate) fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
+    /// Reads the arrays, and whether running counts come with them.
+    pub(crate) fn read(reader: &mut Reader<'_>) -> DecodeResult<(Self, bool)> {
         let mut elements = reader.elements("an array, LogprobsLists")?;
         let mut span = |reader: &mut Reader<'_>, field| {
             if !elements.take() {
@@ -69,10 +72,20 @@ impl LogprobsSpans {
         let token_ids = span(reader, "logprob_token_ids")?;
         let logprobs = span(reader, "logprobs")?;
         let ranks = span(reader, "sampled_token_ranks")?;
-        if elements.take() && !reader.take_nil() {
+        let has_counts = elements.take() && !reader.take_nil();
+        if has_counts {
             Vec::<i64>::read(reader).map_err(|error| error.in_field("cu_num_generated_tokens"))?;
         }
         reader.skip_extra(&elements)?;
-        Ok(Self { token_ids, logprobs, ranks })
+        Ok((Self { token_ids, logprobs, ranks }, has_counts))
+    }
+
+    /// Writes the arrays as [`LogprobsLists`] without running counts.
+    pub(crate) fn write(&self, writer: &mut Writer, frames: &[Bytes]) {
+        writer.array_len(4);
+        self.token_ids.write(writer, frames);
+        self.logprobs.write(writer, frames);
+        self.ranks.write(writer, frames);
+        writer.nil();
     }
 }

@@ -1,6 +1,8 @@
 //! The adapter that a request asks for.
 
-use super::codec::{DecodeProblem, DecodeResult, Reader, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Part, Reader, Source, Untyped, Visible, Wire, Writer,
+};
 
 wire_array! {
     /// Fields of [`LoraRequest`] before its rules are checked.
@@ -58,5 +60,15 @@ impl Wire for LoraRequest {
 
     fn write(&self, writer: &mut Writer) {
         self.0.write(writer);
+    }
+}
+
+impl Visible for LoraRequest {
+    fn part(&self) -> Part<'_> {
+        self.0.part()
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        LoraFields::from_source(source).and_then(Self::new)
     }
 }

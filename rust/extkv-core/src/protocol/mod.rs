@@ -35,8 +35,9 @@ pub mod tensor;
 pub mod utility;
 
 pub use codec::{
-    DecodeError, DecodeProblem, DecodeResult, Decoded, EncodeError, Map, NullableList, Reader,
-    Skipped, TokenIds, Untyped, UntypedError, Wire, Writer, decode, encode,
+    ArrayPart, ArraySource, DecodeError, DecodeProblem, DecodeResult, Decoded, EncodeError, Map,
+    NullableList, Part, Reader, Record, Skipped, Source, TokenIds, Untyped, UntypedError, Visible,
+    Wire, Writer, decode, encode,
 };
 pub use coordinator::{CoordinatorCommand, CoordinatorNews, EngineLoad, Exclusion, StartDpWave};
 pub use handshake::{
@@ -50,7 +51,7 @@ pub use output::{
     ENGINE_CORE_DEAD, EngineCoreEvent, EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs,
     FinishReason, OutputsKind, RequestError, StopReason,
 };
-pub use output_columns::{ColumnarOutputs, OutputColumns};
+pub use output_columns::{ColumnarOutputs, OutputColumns, StackError};
 pub use output_rows::{LogprobsRows, OutputRows, RowsError};
 pub use pooling::PoolingParams;
 pub use profile::{Profile, ProfileError};

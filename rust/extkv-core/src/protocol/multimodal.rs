@@ -1,6 +1,8 @@
 //! Multimodal inputs of a request: tensors by name, and where they go in the prompt.
 
-use super::codec::{DecodeProblem, DecodeResult, Map, Reader, Wire, Writer, read_items};
+use super::codec::{
+    DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer, read_items,
+};
 use super::tensor::TorchTensor;
 
 wire_map! {
@@ -209,5 +211,65 @@ wire_map! {
         mm_position: PlaceholderRange [required];
         /// Hash of the raw input.
         mm_hash: Option<String> [or None];
+    }
+}
+
+impl Visible for NestedTensors {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Tensor(tensor) => tensor.part(),
+            Self::Int(value) => value.part(),
+            Self::Float(value) => value.part(),
+            Self::List(items) => items.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_int() {
+            i64::from_source(source).map(Self::Int)
+        } else if source.is_float() {
+            source.float().map(Self::Float)
+        } else if source.is_list() {
+            Vec::from_source(source).map(Self::List)
+        } else {
+            TorchTensor::from_source(source).map(Self::Tensor)
+        }
+    }
+}
+
+impl Visible for NestedSlices {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Slice(slice) => slice.part(),
+            Self::List(items) => items.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_list() {
+            Vec::from_source(source).map(Self::List)
+        } else {
+            Slice::from_source(source).map(Self::Slice)
+        }
+    }
+}
+
+impl Visible for MultiModalField {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Batched(field) => field.part(),
+            Self::Shared(field) => field.part(),
+            Self::Flat(field) => field.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.field("slices")?.is_some() {
+            FlatField::from_source(source).map(Self::Flat)
+        } else if source.field("batch_size")?.is_some() {
+            SharedField::from_source(source).map(Self::Shared)
+        } else {
+            BatchedField::from_source(source).map(Self::Batched)
+        }
     }
 }

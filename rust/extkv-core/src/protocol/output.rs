@@ -2,8 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::codec::{DecodeResult, Map, Reader, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Map, Part, Reader, Source, Untyped, Visible, Wire, Writer, decode,
+    encode,
+};
 use super::logprobs::{LogprobsLists, LogprobsTensors, SamplingMaskLists};
+use super::output_columns::ColumnarOutputs;
+use super::profile::Profile;
 use super::stats::{PrefillStats, RequestSpecDecodeMetrics, SchedulerStats};
 use super::tensor::{NumpyArray, TorchTensor};
 use super::utility::UtilityOutput;
@@ -180,6 +185,18 @@ impl EngineCoreOutputs {
             self.wave_complete.is_some() || self.start_wave.is_some(),
         )
     }
+
+    /// The same message with its outputs as columns.
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeProblem`] with the path to a token id of 2^31 or more, which columns do not hold, or
+    /// to what is too long to be a message.
+    pub fn to_columns(&self) -> DecodeResult<ColumnarOutputs> {
+        let frames = encode(self, Profile::V0_33)
+            .map_err(|_| DecodeProblem::Invalid { rule: "the message is too long" })?;
+        decode(&frames, Profile::V0_33).map(|decoded| decoded.message)
+    }
 }
 
 pub(crate) fn kind_of(has_utility_output: bool, has_wave: bool) -> OutputsKind {
@@ -194,4 +211,23 @@ pub(crate) fn kind_of(has_utility_output: bool, has_wave: bool) -> OutputsKind {
 #[must_use]
 pub fn is_dead_marker(frames: &[impl AsRef<[u8]>]) -> bool {
     matches!(frames, [only] if only.as_ref() == ENGINE_CORE_DEAD)
+}
+
+impl Visible for StopReason {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Token(id) => id.part(),
+            Self::Text(text) => text.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_int() {
+            i64::from_source(source).map(Self::Token)
+        } else if source.is_text() {
+            source.text().map(Self::Text)
+        } else {
+            Err(source.is_not("an int, a str or None"))
+        }
+    }
 }

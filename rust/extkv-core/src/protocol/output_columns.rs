@@ -7,12 +7,17 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use thiserror::Error as ThisError;
 
-use super::codec::{DecodeProblem, DecodeResult, Elements, Reader, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
+};
 use super::logprobs::LogprobsSpans;
 use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputsKind, kind_of};
+use super::output_rows::PlainTail;
 use super::profile::Profile;
 use super::stats::SchedulerStats;
+use super::tensor::{ArraySpan, NumpyArray, NumpyDtype, Shape, WireDtype};
 use super::utility::UtilityOutput;
 
 /// Outputs by column.
@@ -112,6 +117,45 @@ impl OutputColumns {
         &self.token_ends
     }
 
+    /// Where each output's tokens begin, and the end of the last.
+    pub fn token_offsets(&self) -> impl ExactSizeIterator<Item = u32> {
+        let num_offsets = self.token_ends.len() + 1;
+        (0..num_offsets).map(|index| match index.checked_sub(1) {
+            Some(before) => self.token_ends.get(before).copied().unwrap_or(0),
+            None => 0,
+        })
+    }
+
+    /// The new tokens of one output; none past the last output.
+    #[must_use]
+    pub fn tokens_of(&self, index: usize) -> &[i32] {
+        let end = self.token_ends.get(index).map_or(0, |end| *end as usize);
+        let before = index.checked_sub(1).and_then(|before| self.token_ends.get(before));
+        let start = before.map_or(0, |start| *start as usize);
+        self.token_ids.get(start..end).unwrap_or_default()
+    }
+
+    /// Whether an output holds nothing but tokens and a finish reason.
+    #[must_use]
+    pub fn is_plain(&self, index: usize) -> bool {
+        let Ok(index) = u32::try_from(index) else { return false };
+        self.detailed.binary_search(&index).is_err()
+            && self.logprobs.binary_search_by_key(&index, |(owner, _)| *owner).is_err()
+    }
+
+    /// Copies one array of all log-probabilities into one, row after row.
+    ///
+    /// # Errors
+    ///
+    /// [`StackError::Differ`] if the arrays differ in more than their first dimension.
+    pub fn stack(
+        &self,
+        array: impl Fn(&LogprobsSpans) -> &ArraySpan<NumpyDtype>,
+    ) -> Result<NumpyArray, StackError> {
+        let spans = self.logprobs.iter().map(|(index, spans)| (*index, array(spans)));
+        stack_spans(spans, &self.frames)
+    }
+
     /// Why each request ended, if it did.
     #[must_use]
     pub fn finish_reasons(&self) -> &[Option<FinishReason>] {
@@ -178,12 +222,15 @@ impl OutputColumns {
             return Err(elements.missing("new_token_ids"));
         }
         self.read_token_ids(reader).map_err(|error| error.in_field("new_token_ids"))?;
+        let mut is_plain = true;
         if elements.take() && !reader.take_nil() {
-            let spans =
+            let (spans, has_counts) =
                 LogprobsSpans::read(reader).map_err(|error| error.in_field("new_logprobs"))?;
             self.logprobs.push((index, spans));
+            is_plain = !has_counts;
         }
-        if let Some(reason) = self.read_plain_tail(reader, &mut elements) {
+        let tail = if is_plain { self.read_plain_tail(reader, &mut elements) } else { None };
+        if let Some(reason) = tail {
             self.finish_reasons.push(reason);
             return reader.skip_extra(&elements);
         }
@@ -218,7 +265,7 @@ impl OutputColumns {
         elements: &mut Elements,
     ) -> Option<Option<FinishReason>> {
         let num_known = EngineCoreOutput::num_elements(self.profile).min(elements.len());
-        let num_nans_at = if self.profile >= Profile::V0_26 { 13 } else { 12 };
+        let num_nans_at = num_nans_field(self.profile);
         let tail = reader.peek_bytes(num_known.saturating_sub(FIRST_TAIL_FIELD))?;
         let mut reason = None;
         for (field, byte) in (FIRST_TAIL_FIELD..).zip(tail) {
@@ -236,6 +283,13 @@ impl OutputColumns {
         Some(reason)
     }
 
+    fn write_detailed(&self, writer: &mut Writer, index: usize) {
+        match self.output(index) {
+            Some(Ok(output)) => output.write(writer),
+            _ => writer.nil(),
+        }
+    }
+
     fn reserve(&mut self, num_outputs: usize) {
         self.starts.reserve(num_outputs);
         self.id_spans.reserve(num_outputs);
@@ -245,9 +299,69 @@ impl OutputColumns {
     }
 }
 
+/// Position of the number of NaN values.
+pub(crate) fn num_nans_field(profile: Profile) -> usize {
+    if profile >= Profile::V0_26 { 13 } else { 12 }
+}
+
 /// The field after the log-probabilities.
 const FIRST_TAIL_FIELD: usize = 3;
-const FINISH_REASON_FIELD: usize = 5;
+pub(crate) const FINISH_REASON_FIELD: usize = 5;
+
+/// Arrays that cannot be stacked.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum StackError {
+    /// Two arrays differ in more than their first dimension.
+    #[error(
+        "the log-probabilities of output {index} are {dtype} of shape {shape:?}, those before are \
+         {first_dtype} of shape {first_shape:?}: read them one by one"
+    )]
+    Differ {
+        /// The output whose array differs.
+        index: u32,
+        /// Its element type.
+        dtype: &'static str,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Element type of the first array.
+        first_dtype: &'static str,
+        /// Shape of the first array.
+        first_shape: Vec<u64>,
+    },
+}
+
+fn stack_spans<'a>(
+    spans: impl Iterator<Item = (u32, &'a ArraySpan<NumpyDtype>)>,
+    frames: &[Bytes],
+) -> Result<NumpyArray, StackError> {
+    let mut first: Option<&ArraySpan<NumpyDtype>> = None;
+    let mut num_rows = 0_u64;
+    let mut data = Vec::new();
+    for (index, span) in spans {
+        let head = *first.get_or_insert(span);
+        let is_alike = head.dtype == span.dtype && head.shape.get(1..) == span.shape.get(1..);
+        let (true, Some(rows)) = (is_alike, span.shape.first()) else {
+            return Err(StackError::Differ {
+                index,
+                dtype: span.dtype.name(),
+                shape: span.shape.to_vec(),
+                first_dtype: head.dtype.name(),
+                first_shape: head.shape.to_vec(),
+            });
+        };
+        num_rows += rows;
+        let bytes = frames.get(span.frame).and_then(|frame| frame.get(span.start..span.end));
+        data.extend_from_slice(bytes.unwrap_or_default());
+    }
+    let (dtype, mut shape) = match first {
+        Some(head) => (head.dtype, head.shape.clone()),
+        None => (NumpyDtype::default(), Shape::from_slice(&[0, 0])),
+    };
+    if let Some(rows) = shape.first_mut() {
+        *rows = num_rows;
+    }
+    Ok(NumpyArray::new(dtype, shape, data.into()).unwrap_or_default())
+}
 
 fn position(reader: &Reader<'_>) -> DecodeResult<u32> {
     position_of(reader.position())
@@ -276,6 +390,17 @@ impl PartialEq for OutputColumns {
     }
 }
 
+impl Visible for OutputColumns {
+    /// The request ids; outputs are read one by one.
+    fn part(&self) -> Part<'_> {
+        Part::List(self.request_ids().map(Part::Text).collect())
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        source.native().ok_or_else(|| source.is_not("decoded outputs"))
+    }
+}
+
 impl Wire for OutputColumns {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let len = reader.array_len("an array of outputs")?;
@@ -289,9 +414,30 @@ impl Wire for OutputColumns {
     }
 
     fn write(&self, writer: &mut Writer) {
+        let tail = PlainTail::of(writer.profile());
+        let mut detailed = self.detailed.iter().copied().peekable();
+        let mut logprobs = self.logprobs.iter().peekable();
+        let mut first_token = 0;
         writer.array_len(self.len());
-        for output in (0..self.len()).filter_map(|index| self.output(index)).flatten() {
-            output.write(writer);
+        writer.reserve(self.len() * 32);
+        for (index, end) in (0_u32..).zip(self.token_ends.iter().map(|end| *end as usize)) {
+            let spans = logprobs.next_if(|(owner, _)| *owner == index).map(|(_, spans)| spans);
+            if detailed.next_if_eq(&index).is_some() {
+                self.write_detailed(writer, index as usize);
+            } else {
+                writer.array_len(tail.num_elements);
+                writer.str(self.request_id(index as usize).unwrap_or_default());
+                let tokens = self.token_ids.get(first_token..end).unwrap_or_default();
+                writer.array_len(tokens.len());
+                tokens.iter().for_each(|id| writer.u32(id.unsigned_abs()));
+                match spans {
+                    Some(spans) => spans.write(writer, &self.frames),
+                    None => writer.nil(),
+                }
+                let reason = self.finish_reasons.get(index as usize).copied().flatten();
+                tail.write(writer, reason);
+            }
+            first_token = end;
         }
     }
 }

@@ -1,35 +1,52 @@
 //! A batch of outputs written from columns, without an object per request.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use thiserror::Error as ThisError;
 
 use super::codec::{EncodeError, Wire, Writer};
 use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason};
+use super::output_columns::{FINISH_REASON_FIELD, num_nans_field};
 use super::profile::Profile;
-use super::tensor::{NumpyDtype, WireDtype, write_array};
+use super::tensor::{NumpyArray, NumpyDtype, write_array};
 
 /// Log-probabilities of a batch, rows of one array each. Outputs take them in order, one row per
 /// token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogprobsRows {
-    /// Columns of the first two arrays: k + 1.
-    pub num_columns: usize,
-    /// Token ids, [tokens, k + 1] in C order.
-    pub token_ids: Bytes,
-    /// Their element type.
-    pub token_ids_dtype: NumpyDtype,
-    /// Log-probabilities, float32 [tokens, k + 1].
-    pub logprobs: Bytes,
-    /// Ranks, [tokens].
-    pub ranks: Bytes,
-    /// Their element type.
-    pub ranks_dtype: NumpyDtype,
+    num_columns: usize,
+    num_rows: usize,
+    token_ids: Rows,
+    logprobs: Rows,
+    ranks: Rows,
+}
+
+/// Rows of equal size in one buffer.
+#[derive(Debug, Clone, PartialEq)]
+struct Rows {
+    dtype: NumpyDtype,
+    row_bytes: usize,
+    data: Bytes,
+}
+
+impl Rows {
+    fn of(array: &NumpyArray, num_rows: usize) -> Self {
+        let data = array.data().clone();
+        let row_bytes = data.len().checked_div(num_rows).unwrap_or(0);
+        Self { dtype: array.dtype(), row_bytes, data }
+    }
+
+    fn write(&self, writer: &mut Writer, rows: Range<usize>, shape: &[u64]) {
+        let bytes = rows.start * self.row_bytes..rows.end * self.row_bytes;
+        write_array(writer, self.dtype, shape, self.data.slice(bytes));
+    }
 }
 
 /// Outputs by column, to be written.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct OutputRows {
-    request_ids: Vec<String>,
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputRows<S> {
+    request_ids: Vec<S>,
     token_ids: Vec<u32>,
     token_ends: Vec<usize>,
     finish_reasons: Vec<Option<FinishReason>>,
@@ -48,6 +65,14 @@ pub enum RowsError {
         found: usize,
         /// The length that fits the others.
         expected: usize,
+    },
+    /// An array of log-probabilities whose shape does not fit the others.
+    #[error("{array} of shape {found:?}: [tokens, k + 1] expected, and [tokens] of ranks")]
+    WrongShape {
+        /// The array.
+        array: &'static str,
+        /// Its shape.
+        found: Vec<u64>,
     },
     /// Ends that fall, or pass the last token.
     #[error("token_ends must rise to {num_tokens}, found {found} at {index}")]
@@ -68,7 +93,7 @@ fn check_len(column: &'static str, found: usize, expected: usize) -> Result<(), 
     Err(RowsError::WrongLength { column, found, expected })
 }
 
-impl OutputRows {
+impl<S: AsRef<str>> OutputRows<S> {
     /// Puts columns together: per output a request id, the end of its tokens and a finish reason.
     ///
     /// # Errors
@@ -76,7 +101,7 @@ impl OutputRows {
     /// [`RowsError::WrongLength`] if a column does not fit the others, [`RowsError::WrongEnds`] if
     /// the ends do not rise to the number of tokens.
     pub fn new(
-        request_ids: Vec<String>,
+        request_ids: Vec<S>,
         token_ids: Vec<u32>,
         token_ends: Vec<usize>,
         finish_reasons: Vec<Option<FinishReason>>,
@@ -94,46 +119,59 @@ impl OutputRows {
         }
         check_len("token_ids", num_tokens, last)?;
         if let Some(rows) = &logprobs {
-            rows.check(num_tokens)?;
+            check_len("logprobs", rows.num_rows, num_tokens)?;
         }
         Ok(Self { request_ids, token_ids, token_ends, finish_reasons, logprobs })
     }
 }
 
 impl LogprobsRows {
-    fn check(&self, num_tokens: usize) -> Result<(), RowsError> {
-        let num_values = num_tokens.saturating_mul(self.num_columns);
-        let bytes_of = |dtype: NumpyDtype, count: usize| {
-            count.saturating_mul(usize::try_from(dtype.size_bytes()).unwrap_or(usize::MAX))
+    /// Puts together token ids and log-probabilities of the shape [tokens, k + 1], and ranks of the
+    /// shape [tokens].
+    ///
+    /// # Errors
+    ///
+    /// [`RowsError::WrongShape`] if the shapes are others.
+    pub fn new(
+        token_ids: &NumpyArray,
+        logprobs: &NumpyArray,
+        ranks: &NumpyArray,
+    ) -> Result<Self, RowsError> {
+        let &[rows, columns] = token_ids.shape() else {
+            return Err(wrong_shape("logprob_token_ids", token_ids));
         };
-        let ids_bytes = bytes_of(self.token_ids_dtype, num_values);
-        check_len("logprob_token_ids (bytes)", self.token_ids.len(), ids_bytes)?;
-        let logprobs_bytes = bytes_of(NumpyDtype::FLOAT32, num_values);
-        check_len("logprobs (bytes)", self.logprobs.len(), logprobs_bytes)?;
-        let ranks_bytes = bytes_of(self.ranks_dtype, num_tokens);
-        check_len("sampled_token_ranks (bytes)", self.ranks.len(), ranks_bytes)
+        if logprobs.shape() != [rows, columns] {
+            return Err(wrong_shape("logprobs", logprobs));
+        }
+        if ranks.shape() != [rows] {
+            return Err(wrong_shape("sampled_token_ranks", ranks));
+        }
+        let too_many = |_| wrong_shape("logprob_token_ids", token_ids);
+        let num_rows = usize::try_from(rows).map_err(too_many)?;
+        Ok(Self {
+            num_columns: usize::try_from(columns).map_err(too_many)?,
+            num_rows,
+            token_ids: Rows::of(token_ids, num_rows),
+            logprobs: Rows::of(logprobs, num_rows),
+            ranks: Rows::of(ranks, num_rows),
+        })
     }
 
-    fn write(&self, writer: &mut Writer, start: usize, end: usize) {
-        let (rows, columns) = ((end - start) as u64, self.num_columns as u64);
+    fn write(&self, writer: &mut Writer, rows: Range<usize>) {
+        let (num_rows, num_columns) = (rows.len() as u64, self.num_columns as u64);
         writer.array_len(4);
-        let ids = rows_of(&self.token_ids, self.token_ids_dtype, self.num_columns, start, end);
-        write_array(writer, self.token_ids_dtype, &[rows, columns], ids);
-        let logprobs = rows_of(&self.logprobs, NumpyDtype::FLOAT32, self.num_columns, start, end);
-        write_array(writer, NumpyDtype::FLOAT32, &[rows, columns], logprobs);
-        let ranks = rows_of(&self.ranks, self.ranks_dtype, 1, start, end);
-        write_array(writer, self.ranks_dtype, &[rows], ranks);
+        self.token_ids.write(writer, rows.clone(), &[num_rows, num_columns]);
+        self.logprobs.write(writer, rows.clone(), &[num_rows, num_columns]);
+        self.ranks.write(writer, rows, &[num_rows]);
         writer.nil();
     }
 }
 
-/// Whole rows of an array that was checked to have them.
-fn rows_of(data: &Bytes, dtype: NumpyDtype, columns: usize, start: usize, end: usize) -> Bytes {
-    let row_bytes = columns * usize::try_from(dtype.size_bytes()).unwrap_or(0);
-    data.slice(start * row_bytes..end * row_bytes)
+fn wrong_shape(array: &'static str, found: &NumpyArray) -> RowsError {
+    RowsError::WrongShape { array, found: found.shape().to_vec() }
 }
 
-impl OutputRows {
+impl<S: AsRef<str>> OutputRows<S> {
     /// Encodes a message whose outputs are these columns. `envelope` has all other fields; outputs of
     /// its own are not written.
     ///
@@ -169,36 +207,41 @@ impl OutputRows {
         let ends = self.token_ends.iter().zip(&self.finish_reasons);
         for (request_id, (end, reason)) in self.request_ids.iter().zip(ends) {
             writer.array_len(tail.num_elements);
-            writer.str(request_id);
+            writer.str(request_id.as_ref());
             let tokens = self.token_ids.get(start..*end).unwrap_or_default();
             writer.array_len(tokens.len());
             tokens.iter().for_each(|id| writer.u32(*id));
             match &self.logprobs {
-                Some(rows) if start < *end => rows.write(writer, start, *end),
+                Some(rows) if start < *end => rows.write(writer, start..*end),
                 _ => writer.nil(),
             }
-            writer.raw(&[0xc0, 0xc0]);
-            reason.write(writer);
-            writer.raw(&tail.bytes);
+            tail.write(writer, *reason);
             start = *end;
         }
     }
 }
 
-/// What follows the finish reason of an output with nothing else.
-struct PlainTail {
-    num_elements: usize,
-    bytes: Vec<u8>,
+/// What follows the log-probabilities of an output with nothing else.
+#[derive(Debug)]
+pub(crate) struct PlainTail {
+    pub(crate) num_elements: usize,
+    after_reason: Vec<u8>,
 }
 
 impl PlainTail {
-    fn of(profile: Profile) -> Self {
+    pub(crate) fn of(profile: Profile) -> Self {
         let num_elements = EngineCoreOutput::num_elements(profile);
-        let mut bytes = vec![0xc0; num_elements.saturating_sub(6)];
-        let num_nans_at = if profile >= Profile::V0_26 { 13 } else { 12 };
-        if let Some(num_nans) = bytes.get_mut(num_nans_at - 6) {
+        let first = FINISH_REASON_FIELD + 1;
+        let mut after_reason = vec![0xc0; num_elements.saturating_sub(first)];
+        if let Some(num_nans) = after_reason.get_mut(num_nans_field(profile) - first) {
             *num_nans = 0;
         }
-        Self { num_elements, bytes }
+        Self { num_elements, after_reason }
+    }
+
+    pub(crate) fn write(&self, writer: &mut Writer, reason: Option<FinishReason>) {
+        writer.raw(&[0xc0, 0xc0]);
+        reason.write(writer);
+        writer.raw(&self.after_reason);
     }
 }

@@ -1,6 +1,9 @@
 //! What a front end sends to an engine: the type byte and the payloads it announces.
 
-use super::codec::{DecodeProblem, DecodeResult, Map, Reader, TokenIds, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Map, Part, Reader, Source, TokenIds, Untyped, Visible, Wire,
+    Writer,
+};
 use super::lora::LoraRequest;
 use super::multimodal::MultiModalFeatureSpec;
 use super::pooling::PoolingParams;
@@ -66,6 +69,16 @@ impl Wire for AbortRequests {
 
     fn write(&self, writer: &mut Writer) {
         self.request_ids.write(writer);
+    }
+}
+
+impl Visible for AbortRequests {
+    fn part(&self) -> Part<'_> {
+        self.request_ids.part()
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        Vec::from_source(source).map(|request_ids| Self { request_ids })
     }
 }
 

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::codec::{DecodeResult, Map, NullableList, Reader, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeResult, Map, NullableList, Part, Reader, Source, Untyped, Visible, Wire, Writer,
+};
 use super::profile::Profile;
 use super::structured_outputs::StructuredOutputsParams;
 use super::tensor::NumpyArray;
@@ -172,6 +174,15 @@ impl SamplingParams {
         self.skip_reading_prefix_cache.unwrap_or(wants_prompt_logprobs)
     }
 
+    /// The same parameters with what Python fills in: stop tokens are among all stop tokens, and
+    /// the use of the prefix cache is decided.
+    #[must_use]
+    pub fn filled_in(mut self) -> Self {
+        self.all_stop_token_ids.extend(&self.stop_token_ids.0);
+        self.skip_reading_prefix_cache = Some(self.skips_prefix_cache());
+        self
+    }
+
     fn write_all(&self, writer: &mut Writer) -> u16 {
         let is_written = |key, is_default: bool| !is_default || ALWAYS_WRITTEN.contains(&key);
         if writer.profile() >= Profile::V0_32 {
@@ -191,13 +202,8 @@ impl SamplingParams {
 }
 
 impl Wire for SamplingParams {
-    /// Reads the map, then fills in what Python fills in: stop tokens are among all stop tokens,
-    /// and the use of the prefix cache is decided.
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
-        let mut params = Self::read_entries(reader)?;
-        params.all_stop_token_ids.extend(&params.stop_token_ids.0);
-        params.skip_reading_prefix_cache = Some(params.skips_prefix_cache());
-        Ok(params)
+        Self::read_entries(reader).map(Self::filled_in)
     }
 
     fn write(&self, writer: &mut Writer) {
@@ -210,5 +216,21 @@ impl Wire for SamplingParams {
             self.write_all(writer)
         };
         writer.end_map16(start, num_entries);
+    }
+}
+
+impl Visible for StopStrings {
+    fn part(&self) -> Part<'_> {
+        self.0.part()
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_nil() {
+            Ok(Self::default())
+        } else if source.is_text() {
+            source.text().map(|stop| Self(vec![stop]))
+        } else {
+            Vec::from_source(source).map(Self)
+        }
     }
 }

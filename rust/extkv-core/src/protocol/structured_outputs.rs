@@ -1,6 +1,8 @@
 //! The constraint that a request puts on its text.
 
-use super::codec::{DecodeProblem, DecodeResult, Reader, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Part, Reader, Source, Untyped, Visible, Wire, Writer,
+};
 
 /// A JSON schema as it came.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,5 +133,34 @@ impl Wire for StructuredOutputsParams {
 
     fn write(&self, writer: &mut Writer) {
         self.0.write(writer);
+    }
+}
+
+impl Visible for JsonSchema {
+    fn part(&self) -> Part<'_> {
+        match self {
+            Self::Text(text) => text.part(),
+            Self::Object(object) => object.part(),
+        }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        if source.is_text() {
+            source.text().map(Self::Text)
+        } else if source.is_map() {
+            source.untyped().map(Self::Object)
+        } else {
+            Err(source.is_not("a str or a map"))
+        }
+    }
+}
+
+impl Visible for StructuredOutputsParams {
+    fn part(&self) -> Part<'_> {
+        self.0.part()
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        StructuredOutputsFields::from_source(source).and_then(Self::new)
     }
 }

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use thiserror::Error as ThisError;
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Elements, INLINE_BELOW_BYTES, Reader, Wire, Writer,
-    check_extension,
+    ArrayPart, DecodeProblem, DecodeResult, Elements, INLINE_BELOW_BYTES, Part, Reader, Source,
+    Visible, Wire, Writer, check_extension,
 };
 
 /// Length in each dimension; empty for a scalar.
@@ -22,8 +22,8 @@ const MAX_DIMENSIONS: usize = 64;
 
 /// How one library spells the element types of its arrays.
 pub trait WireDtype: Copy + fmt::Debug + PartialEq + 'static {
-    /// Whether scalars lie inline whatever their size.
-    const INLINES_SCALARS: bool;
+    /// Whether this is torch's spelling.
+    const IS_TORCH: bool;
 
     /// The type of this name, if arrays can have it.
     fn from_name(name: &str) -> Option<Self>;
@@ -101,7 +101,7 @@ impl<D: WireDtype + Default> Default for Array<D> {
 }
 
 impl WireDtype for NumpyDtype {
-    const INLINES_SCALARS: bool = true;
+    const IS_TORCH: bool = false;
 
     fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -123,7 +123,7 @@ impl WireDtype for NumpyDtype {
 }
 
 impl WireDtype for TorchDtype {
-    const INLINES_SCALARS: bool = false;
+    const IS_TORCH: bool = true;
 
     fn from_name(name: &str) -> Option<Self> {
         TORCH_NAMES.iter().find(|(known, _)| *known == name).map(|(known, _)| Self(known))
@@ -209,6 +209,12 @@ impl<D: WireDtype> Array<D> {
         &self.shape
     }
 
+    /// The array as data.
+    #[must_use]
+    pub fn as_part(&self) -> ArrayPart<'_> {
+        ArrayPart { dtype: self.dtype.name(), shape: &self.shape, data: &self.data }
+    }
+
     /// The bytes in C order.
     #[must_use]
     pub fn data(&self) -> &Bytes {
@@ -249,6 +255,20 @@ impl<D: WireDtype> ArraySpan<D> {
         match size_bytes(dtype, &span.shape) {
             Some(size) if size == (end - start) as u64 => Ok(span),
             _ => Err(span.mismatch()),
+        }
+    }
+
+    /// Writes the array that lies in these frames.
+    pub(crate) fn write(&self, writer: &mut Writer, frames: &[Bytes]) {
+        match frames.get(self.frame).and_then(|frame| frame.get(self.start..self.end)) {
+            Some(data) if is_inline(self.dtype, &self.shape, data.len()) => {
+                write_head(writer, self.dtype, &self.shape);
+                writer.raw_view(data);
+            }
+            _ => match self.resolve(frames) {
+                Some(array) => array.write(writer),
+                None => writer.nil(),
+            },
         }
     }
 
@@ -323,15 +343,41 @@ impl<D: WireDtype> Wire for Array<D> {
 
 /// Writes an array: inline if it is small, else as an auxiliary frame.
 pub(crate) fn write_array<D: WireDtype>(writer: &mut Writer, dtype: D, shape: &[u64], data: Bytes) {
+    write_head(writer, dtype, shape);
+    if is_inline(dtype, shape, data.len()) {
+        writer.raw_view(&data);
+    } else {
+        writer.aux_frame(data);
+    }
+}
+
+fn write_head<D: WireDtype>(writer: &mut Writer, dtype: D, shape: &[u64]) {
     writer.array_len(3);
     writer.str(dtype.name());
     writer.array_len(shape.len());
     shape.iter().for_each(|length| writer.u64(*length));
-    let is_inlined_scalar = D::INLINES_SCALARS && shape.is_empty();
-    if is_inlined_scalar || data.len() < INLINE_BELOW_BYTES {
-        writer.raw_view(&data);
-    } else {
-        writer.aux_frame(data);
+}
+
+/// Whether data lies in the first frame: it is small, or a scalar of numpy.
+fn is_inline<D: WireDtype>(_dtype: D, shape: &[u64], num_bytes: usize) -> bool {
+    num_bytes < INLINE_BELOW_BYTES || (!D::IS_TORCH && shape.is_empty())
+}
+
+impl<D: WireDtype> Visible for Array<D> {
+    fn part(&self) -> Part<'_> {
+        if D::IS_TORCH { Part::Torch(self.as_part()) } else { Part::Numpy(self.as_part()) }
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        let (dtype, shape, data) = source.array(D::IS_TORCH)?;
+        let len = data.len();
+        Self::named(&dtype, shape, data).map_err(|error| match error {
+            ArrayError::UnknownDtype { name } => DecodeProblem::UnknownDtype { name }.into(),
+            ArrayError::ShapeMismatch { shape, .. } => {
+                DecodeProblem::ShapeMismatch { dtype, shape: format!("{shape:?}"), found: len }
+                    .into()
+            }
+        })
     }
 }
 

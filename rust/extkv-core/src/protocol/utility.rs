@@ -1,6 +1,8 @@
 //! Calls of engine methods, and their results.
 
-use super::codec::{DecodeProblem, DecodeResult, Reader, Untyped, Wire, Writer};
+use super::codec::{
+    DecodeProblem, DecodeResult, Part, Reader, Record, Source, Untyped, Visible, Wire, Writer,
+};
 
 /// Identity of a call: chosen by the caller up to 2^64 - 1, negative for notices nobody asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -124,5 +126,46 @@ impl UtilityCall {
                 Err(super::DecodeError::from(wrong).in_field("args"))
             }
         }
+    }
+}
+
+impl Visible for CallId {
+    fn part(&self) -> Part<'_> {
+        Part::Int(self.0)
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        let found = source.int()?;
+        let is_64_bit = u64::try_from(found).is_ok() || i64::try_from(found).is_ok();
+        let expected = "an int in [-2**63, 2**64)";
+        if is_64_bit {
+            Ok(Self(found))
+        } else {
+            Err(DecodeProblem::OutOfRange { expected, found }.into())
+        }
+    }
+}
+
+impl Record for UtilityResult {
+    fn name(&self) -> &'static str {
+        "UtilityResult"
+    }
+
+    fn parts(&self) -> Vec<(&'static str, Part<'_>)> {
+        vec![("result", self.value.part())]
+    }
+}
+
+impl Visible for UtilityResult {
+    fn part(&self) -> Part<'_> {
+        Part::Record(self)
+    }
+
+    fn from_source<S: Source>(source: &S) -> DecodeResult<Self> {
+        let Some(value) = source.field("result")? else {
+            return Err(source.is_not("a UtilityResult"));
+        };
+        let value = Untyped::from_source(&value).map_err(|error| error.in_field("result"))?;
+        Ok(Self { value })
     }
 }

@@ -63,6 +63,14 @@ pub enum DecodeProblem {
         /// What the input has.
         found: &'static str,
     },
+    /// A foreign value that the field cannot hold.
+    #[error("expected {expected}, found {found}")]
+    NotA {
+        /// What the field holds.
+        expected: &'static str,
+        /// The type of the value.
+        found: String,
+    },
     /// A number that the field cannot hold.
     #[error("expected {expected}, found {found}")]
     OutOfRange {
@@ -86,7 +94,7 @@ pub enum DecodeProblem {
         len: usize,
     },
     /// A required key is not in the map.
-    #[error("required, but the map lacks this key")]
+    #[error("required, but missing")]
     MissingKey,
     /// A string that is not UTF-8.
     #[error("the string is not UTF-8")]

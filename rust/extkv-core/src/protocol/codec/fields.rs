@@ -95,6 +95,47 @@ macro_rules! array_len {
     };
 }
 
+/// The fields of a message as data, and a message of foreign fields.
+macro_rules! wire_record {
+    ($Name:ident { $($field:ident $(as $key:literal)?: $type:ty [$($rule:tt)*];)+ }) => {
+        impl $crate::protocol::codec::Record for $Name {
+            fn name(&self) -> &'static str {
+                stringify!($Name)
+            }
+
+            fn parts(&self) -> Vec<(&'static str, $crate::protocol::codec::Part<'_>)> {
+                vec![$((
+                    key!($field $($key)?),
+                    $crate::protocol::codec::Visible::part(&self.$field),
+                )),+]
+            }
+        }
+
+        impl $crate::protocol::codec::Visible for $Name {
+            fn part(&self) -> $crate::protocol::codec::Part<'_> {
+                $crate::protocol::codec::Part::Record(self)
+            }
+
+            fn from_source<S: $crate::protocol::codec::Source>(
+                source: &S,
+            ) -> $crate::protocol::codec::DecodeResult<Self> {
+                if let Some(native) = source.native::<Self>() {
+                    return Ok(native);
+                }
+                Ok(Self {
+                    $($field: match source.field(key!($field $($key)?))? {
+                        Some(value) => {
+                            <$type as $crate::protocol::codec::Visible>::from_source(&value)
+                                .map_err(|error| error.in_field(key!($field $($key)?)))?
+                        }
+                        None => absent_key!([$($rule)*] key!($field $($key)?)),
+                    },)+
+                })
+            }
+        }
+    };
+}
+
 /// A message that is an array of fields by position.
 macro_rules! wire_array {
     (
@@ -114,6 +155,8 @@ macro_rules! wire_array {
                 Self { $($field: default_of!([$($rule)*] Default::default()),)+ }
             }
         }
+
+        wire_record! { $Name { $($field: $type [$($rule)*];)+ } }
 
         impl $Name {
             /// Elements of the array in a wire profile.
@@ -247,6 +290,8 @@ macro_rules! wire_map_struct {
             }
         }
 
+        wire_record! { $Name { $($field $(as $key)?: $type [$($rule)*];)+ } }
+
         impl $Name {
             fn read_entries(
                 reader: &mut $crate::protocol::codec::Reader<'_>,
@@ -306,11 +351,8 @@ macro_rules! wire_enum {
             }
         }
 
-        impl $crate::protocol::codec::Wire for $Name {
-            fn read(
-                reader: &mut $crate::protocol::codec::Reader<'_>,
-            ) -> $crate::protocol::codec::DecodeResult<Self> {
-                let found = reader.int()?;
+        impl $Name {
+            fn of_int(found: i128) -> $crate::protocol::codec::DecodeResult<Self> {
                 u8::try_from(found).ok().and_then(Self::from_number).ok_or_else(|| {
                     $crate::protocol::codec::DecodeProblem::UnknownMember {
                         enumeration: stringify!($Name),
@@ -318,6 +360,27 @@ macro_rules! wire_enum {
                     }
                     .into()
                 })
+            }
+        }
+
+        impl $crate::protocol::codec::Visible for $Name {
+            fn part(&self) -> $crate::protocol::codec::Part<'_> {
+                let (enumeration, number) = (stringify!($Name), self.number());
+                $crate::protocol::codec::Part::Member { enumeration, number }
+            }
+
+            fn from_source<S: $crate::protocol::codec::Source>(
+                source: &S,
+            ) -> $crate::protocol::codec::DecodeResult<Self> {
+                source.int().and_then(Self::of_int)
+            }
+        }
+
+        impl $crate::protocol::codec::Wire for $Name {
+            fn read(
+                reader: &mut $crate::protocol::codec::Reader<'_>,
+            ) -> $crate::protocol::codec::DecodeResult<Self> {
+                reader.int().and_then(Self::of_int)
             }
 
             fn write(&self, writer: &mut $crate::protocol::codec::Writer) {

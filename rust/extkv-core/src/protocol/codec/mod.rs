@@ -4,6 +4,7 @@
 mod fields;
 
 mod error;
+mod parts;
 mod primitive;
 mod reader;
 mod report;
@@ -12,6 +13,7 @@ mod wire;
 mod writer;
 
 pub use error::{DecodeError, DecodeProblem, DecodeResult, EncodeError};
+pub use parts::{ArrayPart, ArraySource, Part, Record, Source, Visible};
 pub use primitive::{Map, NullableList, TokenIds};
 pub use reader::Reader;
 pub use report::{Decoded, Skipped};
