@@ -212,9 +212,5 @@ class UtilityCallError(TransportError):
     """An engine says that a call has failed; the message is the engine's text."""
 
 
-class RequestFailedError(TransportError):
-    """An engine ended a request with an error; the message is the engine's text, if it sent one."""
-
-
 class UnsupportedRequestError(InvalidArgumentError):
     """A request asks for something that this engine cannot do."""

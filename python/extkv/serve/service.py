@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from extkv.errors import ExtkvError, NotConnectedError, StalledPeerError
 from extkv.serve.outputs import ABORTED, RequestNews
-from extkv.serve.stats import LoadStats
+from extkv.serve.stats import Load, LoadStats
 from extkv.serve.utilities import UtilityMethods
 from extkv.serve.waves import WaveState
 from extkv.serve.work import EngineWork
@@ -51,8 +51,9 @@ class EngineService:
         self._stats = LoadStats(llm.engine.scheduler)
         self._waves = WaveState()
         self._live_clients = set(range(connection.num_clients))
-        self._last_stats_s = float("-inf")
-        self._last_load: tuple[int, int] | None = None
+        self._next_stats_s: dict[int, float] = {}
+        self._told_load: dict[int, Load] = {}
+        self._told_coordinator: Load | None = None
         self._is_stopping = False
 
     @property
@@ -97,7 +98,7 @@ class EngineService:
         if self._work.can_step:
             self._stats.note_step()
             self._send(self._work.step())
-        self._tell_coordinator()
+        self._tell_load()
 
     def _handle(self, received: EngineInput) -> None:
         match received:
@@ -152,25 +153,23 @@ class EngineService:
         self, client: int, batch: Sequence[RequestNews], *, is_over_limit: bool
     ) -> None:
         now_s = time.monotonic()
-        stats = None
-        if now_s >= self._last_stats_s + STATS_EVERY_S:
-            self._last_stats_s = now_s
-            num_running, num_waiting = self._load()
-            stats = self._stats.take(
-                num_running=num_running,
-                num_waiting=num_waiting,
-                wave=self._waves.wave,
-                now_s=now_s,
-            )
         finished = [new.request_id for new in batch if new.finish_reason is not None]
         self._connection.send_outputs(
             client,
             batch,
             timestamp=now_s,
-            scheduler_stats=stats,
+            scheduler_stats=self._stats_for(client, now_s),
             finished_requests=finished or None,
             is_over_limit=is_over_limit,
         )
+
+    def _stats_for(self, client: int, now_s: float) -> dict[str, object] | None:
+        """Return statistics, unless the client was told a moment ago."""
+        if now_s < self._next_stats_s.get(client, 0.0):
+            return None
+        self._next_stats_s[client] = now_s + STATS_EVERY_S
+        load = self._told_load[client] = self._load()
+        return self._stats.take(load, wave=self._waves.wave, now_s=now_s)
 
     def _give_up(
         self, client: int, batch: Sequence[RequestNews], error: StalledPeerError
@@ -195,23 +194,24 @@ class EngineService:
                 "client %d is gone: %s; %d requests aborted", client, reason, num_aborted
             )
 
-    def _load(self) -> tuple[int, int]:
+    def _load(self) -> Load:
         num_running = self._work.num_running
-        return num_running, self._work.num_requests - num_running
+        return Load(num_running, self._work.num_requests - num_running)
 
-    def _tell_coordinator(self) -> None:
-        if not self._connection.has_coordinator:
-            return
+    def _tell_load(self) -> None:
+        """Tell clients and the coordinator of a changed load that no output has told."""
         load = self._load()
-        if load != self._last_load:
-            self._last_load = load
-            stats = self._stats.take(
-                num_running=load[0],
-                num_waiting=load[1],
-                wave=self._waves.wave,
-                now_s=time.monotonic(),
+        for client in sorted(self._live_clients):
+            if self._told_load.get(client, Load(0, 0)) != load:
+                stats_due = time.monotonic() >= self._next_stats_s.get(client, 0.0)
+                if stats_due:
+                    self._send({client: []})
+        if self._connection.has_coordinator and load != self._told_coordinator:
+            self._told_coordinator = load
+            now_s = time.monotonic()
+            self._to_coordinator(
+                scheduler_stats=self._stats.take(load, wave=self._waves.wave, now_s=now_s)
             )
-            self._to_coordinator(scheduler_stats=stats)
 
     def _to_coordinator(
         self, *, scheduler_stats: dict[str, object] | None = None, start_wave: int | None = None

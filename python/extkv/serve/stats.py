@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from extkv.engine.scheduling import Scheduler
 
 # The scheduler's own statistics take time with the number of blocks.
 REFRESH_S = 0.5
+
+
+class Load(NamedTuple):
+    """Count requests.
+
+    Attributes:
+        num_running: Those whose first step has begun.
+        num_waiting: The others.
+    """
+
+    num_running: int
+    num_waiting: int
 
 
 class LoadStats:
@@ -30,9 +42,7 @@ class LoadStats:
         """Count a step."""
         self._num_steps += 1
 
-    def take(
-        self, *, num_running: int, num_waiting: int, wave: int, now_s: float
-    ) -> dict[str, Any]:
+    def take(self, load: Load, *, wave: int, now_s: float) -> dict[str, Any]:
         """Return the fields of vLLM's `SchedulerStats`; counts of the prefix cache are told once."""
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + REFRESH_S
@@ -40,8 +50,8 @@ class LoadStats:
         requests, queries, hits = self._prefix_news
         self._prefix_news = (0, 0, 0)
         return {
-            "num_running_reqs": num_running,
-            "num_waiting_reqs": num_waiting,
+            "num_running_reqs": load.num_running,
+            "num_waiting_reqs": load.num_waiting,
             "step_counter": self._num_steps,
             "current_wave": wave,
             "kv_cache_usage": self._kv_cache_usage,

@@ -243,6 +243,17 @@ impl FrontEnd {
         Ok(state.registry.engines[index].response.clone())
     }
 
+    /// The same as it came; empty before that, and of old engines.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError::UnknownEngine`].
+    pub fn response_frames(&self, engine: u16) -> TransportResult<Frames> {
+        let state = self.shared.state.lock();
+        let index = state.checked_index(engine)?;
+        Ok(state.registry.engines[index].response_frames.clone())
+    }
+
     /// The wire profile that an engine speaks.
     ///
     /// # Errors

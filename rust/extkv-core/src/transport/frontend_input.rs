@@ -7,13 +7,12 @@ use bytes::Bytes;
 use crate::protocol::coordinator::READY_MARKER;
 use crate::protocol::output::is_dead_marker;
 use crate::protocol::{
-    CoordinatorNews, EngineCoreOutputs, EngineCoreReadyResponse, HandshakeMessage, HandshakeStatus,
-    Profile, decode,
+    CoordinatorNews, EngineCoreOutput, EngineCoreOutputs, EngineCoreReadyResponse,
+    HandshakeMessage, HandshakeStatus, Profile, decode,
 };
 
 use super::front_state::{Delivery, FrontState};
 use super::frontend::{FrontShared, engine_name};
-use super::outbox::num_bytes;
 use super::peek::engine_index;
 use super::socket::{Handler, Link};
 use super::zmtp::Frames;
@@ -75,7 +74,7 @@ impl InputHandler {
                 .map_err(|error| format!("ready response of engine {index}: {error}"))?;
             Some(decoded.message)
         };
-        state.registry.register(index, response)?;
+        state.registry.register(index, response, frames.to_vec())?;
         state.links[index] = Some(Arc::clone(link));
         Ok(())
     }
@@ -134,7 +133,7 @@ impl OutputHandler {
             (Ok(decoded), Some(index)) => {
                 state.output_engines.insert(link.identity(), index);
                 state.counts.num_skipped += decoded.skipped.elements() + decoded.skipped.keys();
-                self.hand_out(&mut state, index, decoded.message, num_bytes(frames));
+                self.hand_out(&mut state, index, decoded.message);
             }
             (Ok(decoded), None) => {
                 let index = decoded.message.engine_index;
@@ -145,13 +144,7 @@ impl OutputHandler {
         }
     }
 
-    fn hand_out(
-        &self,
-        state: &mut FrontState,
-        engine: usize,
-        batch: EngineCoreOutputs,
-        size: usize,
-    ) {
+    fn hand_out(&self, state: &mut FrontState, engine: usize, batch: EngineCoreOutputs) {
         if let Some(stats) = &batch.scheduler_stats {
             let load = &mut state.registry.engines[engine].load;
             load.num_waiting = stats.num_waiting_reqs;
@@ -162,8 +155,8 @@ impl OutputHandler {
             state.answer(output);
         }
         let timestamp = batch.timestamp;
-        let num_bytes = size / batch.outputs.len().max(1) + size_of::<Delivery>();
         for output in batch.outputs {
+            let num_bytes = num_bytes_of(&output);
             let delivery = Delivery { engine, output, timestamp, num_bytes };
             state.deliver(delivery, self.shared.max_stream_bytes);
         }
@@ -207,6 +200,22 @@ impl Handler for OutputHandler {
 fn sender(state: &FrontState, link: &Link) -> Option<usize> {
     let known = state.output_engines.get(&link.identity()).copied();
     known.or_else(|| (state.registry.engines.len() == 1).then_some(0))
+}
+
+/// What an output takes in memory, near enough for a limit: itself, tokens and arrays.
+fn num_bytes_of(output: &EngineCoreOutput) -> usize {
+    let lists = output
+        .new_logprobs
+        .iter()
+        .flat_map(|lists| [&lists.logprob_token_ids, &lists.logprobs, &lists.sampled_token_ranks]);
+    let arrays = lists.chain(&output.routed_experts).map(|array| array.data().len());
+    let prompt = output.new_prompt_logprobs_tensors.iter().flat_map(|tensors| {
+        [&tensors.logprob_token_ids, &tensors.logprobs, &tensors.selected_token_ranks]
+    });
+    let others = [&output.pooling_output, &output.prompt_token_id_logprobs].into_iter().flatten();
+    let tensors = prompt.chain(others).map(|tensor| tensor.data().len());
+    let num_token_bytes = output.new_token_ids.len() * size_of::<u32>();
+    size_of::<EngineCoreOutput>() + num_token_bytes + arrays.chain(tensors).sum::<usize>()
 }
 
 /// Follows the coordinator's waves and loads.

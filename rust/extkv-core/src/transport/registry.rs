@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::protocol::{EngineCoreReadyResponse, HandshakeMessage, Profile};
 
 use super::balance::EngineLoadEstimate;
+use super::zmtp::Frames;
 
 /// One engine.
 #[derive(Debug, Clone, Default)]
@@ -14,6 +15,8 @@ pub(super) struct Engine {
     is_registered: bool,
     /// None for an engine that registered without saying anything, as old ones do.
     pub(super) response: Option<Arc<EngineCoreReadyResponse>>,
+    /// The same as it came.
+    pub(super) response_frames: Frames,
     pub(super) profile: Profile,
     pub(super) death: Option<String>,
     pub(super) load: EngineLoadEstimate,
@@ -117,6 +120,7 @@ impl Registry {
         &mut self,
         index: usize,
         response: Option<EngineCoreReadyResponse>,
+        frames: Frames,
     ) -> Result<(), String> {
         let version = response.as_ref().and_then(|response| response.vllm_version.as_deref());
         let profile = version
@@ -132,6 +136,7 @@ impl Registry {
         engine.death = None;
         engine.profile = profile;
         engine.response = response.map(Arc::new);
+        engine.response_frames = frames;
         engine.load = EngineLoadEstimate::default();
         Ok(())
     }
@@ -192,7 +197,7 @@ mod tests {
                 registry.confirm(1).unwrap();
                 assert_eq!(registry.status(1), EngineStatus::Starting);
             }
-            registry.register(1, None).unwrap();
+            registry.register(1, None, Vec::new()).unwrap();
             assert_eq!(registry.status(1), EngineStatus::Ready);
             if !is_ready_first {
                 registry.confirm(1).unwrap();
@@ -206,7 +211,7 @@ mod tests {
         let mut registry = registry();
         registry.greet(0, &hello(false)).unwrap();
         registry.greet(0, &hello(false)).unwrap();
-        registry.register(0, None).unwrap();
+        registry.register(0, None, Vec::new()).unwrap();
         assert!(registry.greet(0, &hello(false)).unwrap_err().contains("ready already"));
         assert_eq!(registry.status(0), EngineStatus::Ready);
     }
@@ -215,13 +220,13 @@ mod tests {
     fn a_dead_engine_may_start_anew() {
         let mut registry = registry();
         registry.greet(0, &hello(false)).unwrap();
-        registry.register(0, None).unwrap();
+        registry.register(0, None, Vec::new()).unwrap();
         assert!(registry.bury(0, "killed"));
         assert!(!registry.bury(0, "again"));
         registry.greet(0, &hello(false)).unwrap();
         assert_eq!(registry.status(0), EngineStatus::Starting);
         registry.confirm(0).unwrap();
-        registry.register(0, None).unwrap();
+        registry.register(0, None, Vec::new()).unwrap();
         assert_eq!(registry.status(0), EngineStatus::Ready);
     }
 
@@ -230,7 +235,7 @@ mod tests {
         let mut registry = registry();
         assert!(!registry.revive(0));
         registry.greet(0, &hello(false)).unwrap();
-        registry.register(0, None).unwrap();
+        registry.register(0, None, Vec::new()).unwrap();
         assert!(!registry.revive(0));
         registry.bury(0, "interrupted");
         assert!(registry.revive(0));
@@ -244,8 +249,10 @@ mod tests {
         registry.greet(0, &hello(false)).unwrap();
         registry.confirm(0).unwrap();
         assert!(registry.confirm(0).unwrap_err().contains("second READY"));
-        registry.register(0, None).unwrap();
-        assert!(registry.register(0, None).unwrap_err().contains("second ready response"));
+        registry.register(0, None, Vec::new()).unwrap();
+        assert!(
+            registry.register(0, None, Vec::new()).unwrap_err().contains("second ready response")
+        );
         assert!(!registry.bury(1, "never came"));
     }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use extkv_core::protocol::{
-    CallId, EngineCoreOutputs, EngineCoreReadyResponse, Profile, SchedulerStats, Untyped,
-    UtilityOutput, UtilityResult, encode,
+    CallId, EngineCoreOutputs, EngineCoreReadyResponse, SchedulerStats, Untyped, UtilityOutput,
+    UtilityResult, encode,
 };
 use extkv_core::transport::{EngineEnd, EngineInput, EngineOptions, TransportError};
 use pyo3::exceptions::PyValueError;
@@ -16,16 +16,13 @@ use super::outputs::News;
 use super::request::PyServedRequest;
 use super::values::{from_python, msgpack, to_python, value_to_python};
 use crate::error::{BindingError, BindingResult};
+use crate::protocol::profile_of;
 
 /// An engine's connections to its front ends and to the coordinator.
 #[pyclass(frozen, name = "EngineEnd", module = "extkv._extkv")]
 pub(crate) struct PyEngineEnd {
     inner: EngineEnd,
     engine_index: u16,
-}
-
-pub(super) fn profile_of(name: &str) -> PyResult<Profile> {
-    name.parse::<Profile>().map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 #[pymethods]

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use extkv_core::protocol::{EngineCoreRequest, decode};
+use extkv_core::protocol::{
+    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Profile, decode, encode,
+};
 use extkv_core::transport::{
     Call, CallOutcome, CoordinatorAddresses, EngineStatus, FrontEnd, FrontEndOptions, Stream,
     StreamEnd, StreamItem, TransportError,
@@ -12,10 +13,11 @@ use extkv_core::transport::{
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
-use super::engine::{profile_of, untyped};
+use super::engine::untyped;
 use super::limits::{Seconds, socket_limits};
-use super::values::{to_python, value_to_python};
+use super::values::value_to_python;
 use crate::error::{BindingError, BindingResult};
+use crate::protocol::{Frames, profile_of, to_frames};
 
 /// A front end's sockets.
 #[pyclass(frozen, name = "FrontEnd", module = "extkv._extkv")]
@@ -95,10 +97,10 @@ impl PyFrontEnd {
         self.inner.statuses().into_iter().map(name).collect()
     }
 
-    /// What an engine said of itself, by vLLM's names; None before that, and of old engines.
-    fn response<'py>(&self, py: Python<'py>, engine: u16) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let response = self.inner.response(engine).map_err(BindingError::from)?;
-        response.map(|response| to_python(py, "the ready response", &*response)).transpose()
+    /// Frames of what an engine said of itself; empty before that, and of old engines.
+    fn response(&self, py: Python<'_>, engine: u16) -> PyResult<Vec<Py<PyBytes>>> {
+        let frames = self.inner.response_frames(engine).map_err(BindingError::from)?;
+        Ok(to_frames(py, &frames))
     }
 
     /// Name of the wire profile that an engine speaks.
@@ -111,17 +113,16 @@ impl PyFrontEnd {
     fn add(
         &self,
         py: Python<'_>,
-        frames: Vec<Bound<'_, PyBytes>>,
+        frames: Frames,
         profile: &str,
         engine: Option<u16>,
     ) -> PyResult<PyStream> {
         let profile = profile_of(profile)?;
-        let frames: Vec<Bytes> =
-            frames.iter().map(|frame| Bytes::copy_from_slice(frame.as_bytes())).collect();
         let added = py.detach(|| {
-            let request = decode::<EngineCoreRequest>(&frames, profile).map_err(|error| {
-                TransportError::Malformed { what: "the request", reason: error.to_string() }
-            })?;
+            let request =
+                decode::<EngineCoreRequest>(frames.bytes(), profile).map_err(|error| {
+                    TransportError::Malformed { what: "the request", reason: error.to_string() }
+                })?;
             self.inner.add(request.message, engine)
         });
         Ok(PyStream { inner: added.map_err(BindingError::from)? })
@@ -250,8 +251,7 @@ impl PyCall {
 fn item_to_python(py: Python<'_>, item: StreamItem) -> PyResult<Bound<'_, PyAny>> {
     let tuple = match item {
         StreamItem::Output { output, timestamp, engine } => {
-            let output = to_python(py, "an output", &*output)?;
-            ("output", (output, timestamp, engine)).into_pyobject(py)
+            ("output", frames_of_output(py, *output, timestamp, engine)?).into_pyobject(py)
         }
         StreamItem::End(StreamEnd::Finished) => ("finished", ()).into_pyobject(py),
         StreamItem::End(StreamEnd::Aborted) => ("aborted", ()).into_pyobject(py),
@@ -267,6 +267,23 @@ fn item_to_python(py: Python<'_>, item: StreamItem) -> PyResult<Bound<'_, PyAny>
         }
     };
     tuple.map(Bound::<PyTuple>::into_any)
+}
+
+/// A message with this output only, for the classes of `extkv.protocol`, which read messages.
+fn frames_of_output(
+    py: Python<'_>,
+    output: EngineCoreOutput,
+    timestamp: f64,
+    engine: u16,
+) -> PyResult<Vec<Py<PyBytes>>> {
+    let batch = EngineCoreOutputs {
+        engine_index: i64::from(engine),
+        outputs: vec![output],
+        timestamp,
+        ..EngineCoreOutputs::default()
+    };
+    let frames = encode(&batch, Profile::V0_33).map_err(BindingError::from)?;
+    Ok(to_frames(py, &frames))
 }
 
 fn outcome_to_python(py: Python<'_>, outcome: CallOutcome) -> PyResult<Bound<'_, PyAny>> {

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use rmpv::Value;
 
-use crate::error::{BindingError, BindingResult};
+use crate::error::BindingError;
 
 /// Deepest nesting that is turned into Python objects or back.
 const MAX_DEPTH: usize = 100;
@@ -109,9 +109,4 @@ fn value_from_python(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
         let name = object.get_type().name()?;
         Err(PyTypeError::new_err(format!("a {name} has no form on the wire")))
     }
-}
-
-/// Frames of a message as Python gave them.
-pub(super) fn frames_of(frames: &[Bound<'_, PyBytes>]) -> BindingResult<Vec<Bytes>> {
-    Ok(frames.iter().map(|frame| Bytes::copy_from_slice(frame.as_bytes())).collect())
 }
