@@ -5,7 +5,6 @@ They speak vLLM 0.32's wire: requests of 22 fields, outputs of 18 in batches of 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import Any
 
@@ -223,13 +222,12 @@ class EnginePeer(Peer):
         return self
 
     def interrupt(self) -> None:
-        """Break the input connection. libzmq does it when the socket is next used."""
-        self.input.disconnect(self.addresses["inputs"][0])
-        with contextlib.suppress(zmq.Again):
-            self.input.recv(zmq.NOBLOCK)
+        """Break the input connection."""
+        self.input.close(linger=0)
 
-    def reconnect(self) -> None:
-        """Come back."""
+    def reconnect(self, **options: Any) -> None:
+        """Come back, without another start."""
+        self.input = self.socket(zmq.DEALER, IDENTITY=self.identity, **options)
         self.input.connect(self.addresses["inputs"][0])
 
     def receive(self) -> tuple[bytes, Any]:

@@ -423,10 +423,9 @@ def test_an_engine_that_does_not_read_is_a_typed_error():
     ):
         peer.start()
         client.wait_ready(LONG_S)
-        peer.input.setsockopt(zmq.RCVHWM, 1)
         peer.interrupt()
         eventually(lambda: client.statuses == ["dead"])
-        peer.reconnect()
+        peer.reconnect(RCVHWM=1)
         eventually(lambda: client.statuses == ["ready"])
         streams = []
         with pytest.raises(StalledPeerError, match="engine 0 does not read"):

@@ -225,6 +225,20 @@ impl FrontState {
             self.end_stream(request_id, end.clone());
         }
         self.registry.engines[index].orphans.extend(request_ids);
+        self.end_calls(index, reason);
+    }
+
+    /// An engine's output connection broke: what was on it is lost, though the engine may live.
+    pub(super) fn break_outputs(&mut self, index: usize, reason: &str) {
+        let reason = format!("its output connection broke: {reason}");
+        let request_ids = self.streams_of(Some(index));
+        let end = StreamEnd::EngineDead { engine: number(index), reason: reason.clone() };
+        self.abort_streams(&request_ids, &end);
+        self.end_calls(index, &reason);
+    }
+
+    fn end_calls(&mut self, index: usize, reason: &str) {
+        let engine = number(index);
         let ids: Vec<u64> =
             self.calls.iter().filter(|(_, call)| call.0 == index).map(|(&id, _)| id).collect();
         for (_, mailbox) in ids.into_iter().filter_map(|id| self.calls.remove(&id)) {

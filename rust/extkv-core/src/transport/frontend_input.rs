@@ -185,10 +185,8 @@ impl Handler for OutputHandler {
         let mut state = self.shared.state.lock();
         let index = sender(&state, link);
         state.output_engines.remove(&link.identity());
-        if let Some(index) = index
-            && !state.streams_of(Some(index)).is_empty()
-        {
-            state.lose_outputs(Some(index), reason);
+        if let Some(index) = index {
+            state.break_outputs(index, reason);
         }
     }
 

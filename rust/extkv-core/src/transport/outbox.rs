@@ -56,9 +56,16 @@ pub(crate) enum PushError {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Item>,
-    // With what is being written now.
-    num_bytes: usize,
+    num_queued_bytes: usize,
+    // What is being written. If the connection breaks meanwhile, it is lost.
+    num_written_bytes: usize,
     is_closed: bool,
+}
+
+impl State {
+    fn num_bytes(&self) -> usize {
+        self.num_queued_bytes + self.num_written_bytes
+    }
 }
 
 /// Queue of one peer: many threads push, one task writes.
@@ -76,15 +83,15 @@ impl Outbox {
 
     /// Bytes that wait or are being written.
     pub(crate) fn num_bytes(&self) -> usize {
-        self.state.lock().num_bytes
+        self.state.lock().num_bytes()
     }
 
     /// Queues a message. One that is larger than the limit is taken when nothing waits.
     pub(crate) fn push(&self, frames: Frames) -> Result<(), PushError> {
         let size = num_bytes(&frames);
         let mut state = self.state.lock();
-        if state.num_bytes > 0 && state.num_bytes + size > self.limit {
-            let queued_bytes = state.num_bytes;
+        let queued_bytes = state.num_bytes();
+        if queued_bytes > 0 && queued_bytes + size > self.limit {
             return Err(PushError::Full { queued_bytes, limit_bytes: self.limit });
         }
         self.push_item(&mut state, Item::Message(frames), size)
@@ -100,7 +107,7 @@ impl Outbox {
     pub(crate) fn push_command(&self, command: Bytes) {
         let size = command.len();
         let mut state = self.state.lock();
-        if state.num_bytes + size <= self.limit {
+        if state.num_bytes() + size <= self.limit {
             let _ = self.push_item(&mut state, Item::Command(command), size);
         }
     }
@@ -109,7 +116,7 @@ impl Outbox {
         if state.is_closed {
             return Err(PushError::Closed);
         }
-        state.num_bytes += size;
+        state.num_queued_bytes += size;
         state.queue.push_back(item);
         self.has_changed.notify_one();
         Ok(())
@@ -131,7 +138,11 @@ impl Outbox {
             {
                 let mut state = self.state.lock();
                 if !state.queue.is_empty() {
-                    return Some(take_batch(&mut state.queue));
+                    let batch = take_batch(&mut state.queue);
+                    let size = batch.iter().map(Item::num_bytes).sum();
+                    state.num_queued_bytes -= size;
+                    state.num_written_bytes = size;
+                    return Some(batch);
                 }
                 if state.is_closed {
                     return None;
@@ -141,9 +152,20 @@ impl Outbox {
         }
     }
 
-    /// Counts what was written.
-    pub(crate) fn note_sent(&self, num_bytes: usize) {
-        self.state.lock().num_bytes -= num_bytes;
+    /// The batch is written.
+    pub(crate) fn note_written(&self) {
+        self.state.lock().num_written_bytes = 0;
+    }
+
+    /// Takes no more and forgets what waits: nobody will read it.
+    pub(crate) fn discard(&self) {
+        {
+            let mut state = self.state.lock();
+            state.queue.clear();
+            state.num_queued_bytes = 0;
+            state.num_written_bytes = 0;
+        }
+        self.close();
     }
 }
 
@@ -197,13 +219,23 @@ mod tests {
     }
 
     #[test]
-    fn bytes_count_until_they_are_sent() {
+    fn bytes_count_until_they_are_written_or_their_connection_is_gone() {
         let outbox = Outbox::new(100);
-        outbox.push(message(50)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let batch = runtime.block_on(outbox.next_batch()).unwrap();
+        outbox.push(message(50)).unwrap();
+        runtime.block_on(outbox.next_batch()).unwrap();
         assert_eq!(outbox.num_bytes(), 82);
-        outbox.note_sent(batch.iter().map(Item::num_bytes).sum());
+        outbox.note_written();
         assert_eq!(outbox.num_bytes(), 0);
+        outbox.push(message(1)).unwrap();
+        runtime.block_on(outbox.next_batch()).unwrap();
+        // The connection broke; another one takes what came since.
+        outbox.push(message(2)).unwrap();
+        runtime.block_on(outbox.next_batch()).unwrap();
+        assert_eq!(outbox.num_bytes(), 34);
+        outbox.push(message(3)).unwrap();
+        outbox.discard();
+        assert_eq!(outbox.num_bytes(), 0);
+        assert_eq!(outbox.push(message(1)), Err(PushError::Closed));
     }
 }

@@ -331,7 +331,7 @@ struct Entry<'a> {
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        self.link.outbox.close();
+        self.link.outbox.discard();
         self.shared.links.lock().remove(&self.identity);
     }
 }
@@ -399,7 +399,7 @@ async fn stay_connected(endpoint: Endpoint, shared: Arc<Shared>, link: Arc<Link>
             return;
         }
         if give_up.is_some_and(|at| Instant::now() >= at) {
-            link.outbox.close();
+            link.outbox.discard();
             return shared.handler.lost(&link, &end.to_string());
         }
         sleep(delay).await;

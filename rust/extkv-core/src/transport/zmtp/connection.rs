@@ -109,7 +109,6 @@ pub(crate) async fn write_messages<W: AsyncWrite + Unpin>(
 ) -> Result<(), ZmtpError> {
     let mut buffer = BytesMut::new();
     while let Some(batch) = outbox.next_batch().await {
-        let num_bytes = batch.iter().map(Item::num_bytes).sum();
         for item in batch {
             match item {
                 Item::Command(command) => buffer.put_slice(&command),
@@ -119,7 +118,7 @@ pub(crate) async fn write_messages<W: AsyncWrite + Unpin>(
         writer.write_all(&buffer).await?;
         writer.flush().await?;
         buffer.clear();
-        outbox.note_sent(num_bytes);
+        outbox.note_written();
     }
     Ok(())
 }
