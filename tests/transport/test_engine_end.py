@@ -51,9 +51,7 @@ def connected(front: FrontPeer, index: int = 0, **options: Any) -> Iterator[Engi
     found: list[EngineConnection] = []
 
     def connect() -> None:
-        found.append(
-            EngineConnection(front.address, index, handshake_timeout_s=LONG_S, **options)
-        )
+        found.append(EngineConnection(front.address, index, handshake_timeout_s=LONG_S, **options))
         found[0].start(READY_RESPONSE)
 
     thread = threading.Thread(target=connect)
@@ -126,11 +124,20 @@ def test_outputs_have_every_field_in_its_place():
             (1).to_bytes(4, "little") + (2).to_bytes(4, "little"), bytes(8), bytes(4), 2
         )
         news = RequestNews(
-            "r1", [5, 6], finish_reason=0, stop_reason=6, logprobs=arrays,
-            prompt_logprobs=arrays, events=[(1, 0.5), (2, 0.75)], prefill=(10, 4),
+            "r1",
+            [5, 6],
+            finish_reason=0,
+            stop_reason=6,
+            logprobs=arrays,
+            prompt_logprobs=arrays,
+            events=[(1, 0.5), (2, 0.75)],
+            prefill=(10, 4),
         )
         connection.send_outputs(
-            0, [news], timestamp=1.5, scheduler_stats={"num_running_reqs": 3},
+            0,
+            [news],
+            timestamp=1.5,
+            scheduler_stats={"num_running_reqs": 3},
             finished_requests=["r1"],
         )
         batch = front.outputs_of()
@@ -151,9 +158,18 @@ def test_garbage_is_dropped_and_the_valid_request_completes():
     with FrontPeer() as front, connected(front) as connection:
         identity = identity_of(0)
         for frames in (
-            [b"\x45"], [b""], [b"\xff", b"\x00"], [b"", b"", b""], [ADD], [ADD, b"\xc1"],
-            [b"\x04", b"\x90"], [b"\x05", b"\x90"], [START_DP_WAVE, b"\x92\x00\xc0"],
-            [ABORT, b"\x91\x01"], [UTILITY, b"\x90"], [ADD + ADD, b"\x90"],
+            [b"\x45"],
+            [b""],
+            [b"\xff", b"\x00"],
+            [b"", b"", b""],
+            [ADD],
+            [ADD, b"\xc1"],
+            [b"\x04", b"\x90"],
+            [b"\x05", b"\x90"],
+            [START_DP_WAVE, b"\x92\x00\xc0"],
+            [ABORT, b"\x91\x01"],
+            [UTILITY, b"\x90"],
+            [ADD + ADD, b"\x90"],
         ):
             front.inputs[0].send_multipart([identity, *frames])
         front.add(request_fields("good", [1]))

@@ -57,12 +57,12 @@ def serve(
     device: Annotated[
         str | None, typer.Option(help="cuda or cpu; CUDA by default where there is a device.")
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto, float32, bfloat16 or float16.")
-    ] = "auto",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     max_model_len: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of prompt and output; the model's context by default."),
+        typer.Option(
+            min=1, help="Most tokens of prompt and output; the model's context by default."
+        ),
     ] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Most sequences that run at once.")

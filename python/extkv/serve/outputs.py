@@ -137,6 +137,4 @@ def pack_logprobs(entries: Sequence[LogprobEntry], num_logprobs: int) -> Logprob
         token_ids[row] = [token_id for token_id, _ in line]
         logprobs[row] = [logprob.logprob for _, logprob in line]
         ranks[row] = own[1].rank
-    return LogprobArrays(
-        token_ids.tobytes(), logprobs.tobytes(), ranks.tobytes(), num_logprobs + 1
-    )
+    return LogprobArrays(token_ids.tobytes(), logprobs.tobytes(), ranks.tobytes(), num_logprobs + 1)

@@ -136,9 +136,7 @@ class EngineService:
         except NotConnectedError as error:
             self._lose(call.client, str(error))
 
-    def _send(
-        self, news: dict[int, list[RequestNews]], *, is_over_limit: bool = False
-    ) -> None:
+    def _send(self, news: dict[int, list[RequestNews]], *, is_over_limit: bool = False) -> None:
         for client, batch in news.items():
             if client not in self._live_clients:
                 continue
@@ -171,9 +169,7 @@ class EngineService:
         load = self._told_load[client] = self._load()
         return self._stats.take(load, wave=self._waves.wave, now_s=now_s)
 
-    def _give_up(
-        self, client: int, batch: Sequence[RequestNews], error: StalledPeerError
-    ) -> None:
+    def _give_up(self, client: int, batch: Sequence[RequestNews], error: StalledPeerError) -> None:
         """End the requests of a client that does not read; it learns of it when it reads again."""
         logger.warning("%s; its requests are aborted", error)
         self._work.abort_with_news(client)

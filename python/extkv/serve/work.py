@@ -190,9 +190,7 @@ class EngineWork:
             self._limits,
             num_prompt_tokens=min(len(prompt), self._limits.max_model_len),
         )
-        seed = request_seed(
-            sampling.params, engine_seed=self._seed, request_id=request.request_id
-        )
+        seed = request_seed(sampling.params, engine_seed=self._seed, request_id=request.request_id)
         sequence = self.engine.add(
             prompt,
             sampling,

@@ -60,7 +60,9 @@ class AsyncEngineClient:
         """Call a method of an engine; errors are those of `EngineClient.call`."""
         call = self.client.call_native(method, args, engine=engine)
         try:
-            outcome = await asyncio.wait_for(self.next_item(call.key, call.take_or_await), timeout_s)
+            outcome = await asyncio.wait_for(
+                self.next_item(call.key, call.take_or_await), timeout_s
+            )
         except asyncio.TimeoutError:
             raise TransportTimeoutError(f"no answer to {method} within {timeout_s} s") from None
         return take_outcome(outcome)
