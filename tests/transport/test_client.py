@@ -109,7 +109,8 @@ def test_a_forgotten_stream_is_aborted(client, engine):
     assert client.counts.num_streams == 0
 
 
-def test_what_an_engine_says_of_itself_is_kept(client, engine):
+@pytest.mark.usefixtures("engine")
+def test_what_an_engine_says_of_itself_is_kept(client):
     response = client.ready_response()
     assert (response.max_model_len, response.block_size) == (128, 16)
     assert client.profile() == "0.32"
@@ -331,7 +332,8 @@ def test_the_dead_marker_ends_everything(client, engine):
     assert client.statuses == ["dead"]
 
 
-def test_a_watched_process_can_be_declared_dead(client, engine):
+@pytest.mark.usefixtures("engine")
+def test_a_watched_process_can_be_declared_dead(client):
     stream = client.submit(core_request())
     client.declare_dead(0, "exit code 9")
     with pytest.raises(EngineDeadError, match="exit code 9"):
@@ -428,10 +430,14 @@ def test_an_engine_that_does_not_read_is_a_typed_error():
         peer.reconnect(RCVHWM=1)
         eventually(lambda: client.statuses == ["ready"])
         streams = []
-        with pytest.raises(StalledPeerError, match="engine 0 does not read"):
+
+        def submit_many() -> None:
             for number in range(20_000):
                 big = core_request(str(number), prompt_token_ids=[70_000] * 20_000)
                 streams.append(client.submit(big))
+
+        with pytest.raises(StalledPeerError, match="engine 0 does not read"):
+            submit_many()
         assert client.counts.num_streams == len(streams)
         client.abort([stream.request_id for stream in streams])
         assert client.counts.num_streams == 0

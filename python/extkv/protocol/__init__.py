@@ -1,8 +1,8 @@
 """Messages of vLLM's EngineCore wire: both directions, byte for byte as vLLM writes them.
 
-Classes have vLLM's names and fields, are frozen, and print as they are built. `EngineCoreRequest`,
-`SamplingParams`, `EngineCoreOutputs` and `EngineCoreOutput` are native and make each field when it is
-asked for. See docs/protocol.md for versions, promises and what is not supported.
+Classes have vLLM's names and fields, are frozen, and print as they are built. The native ones
+(`EngineCoreRequest`, `SamplingParams`, `EngineCoreOutputs`, `EngineCoreOutput`) make each field
+when it is asked for. See docs/protocol.md for versions, promises and what is not supported.
 """
 
 from extkv._extkv import (
@@ -98,10 +98,10 @@ from extkv.protocol.stats import (
 )
 
 __all__ = [
+    "ENGINE_CORE_DEAD",
     "CUDAGraphStat",
     "CoordinatorNews",
     "DebugPerfStats",
-    "ENGINE_CORE_DEAD",
     "EngineCoreEvent",
     "EngineCoreEventType",
     "EngineCoreOutput",

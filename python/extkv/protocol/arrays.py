@@ -70,7 +70,8 @@ class Tensor:
         numpy_dtype = _NUMPY_OF_TORCH.get(self.dtype)
         if numpy_dtype is None:
             raise InvalidArgumentError(f"numpy has no type {self.dtype}; use torch.frombuffer")
-        return np.ndarray(self.shape, numpy_dtype, buffer=self.data)
+        array: np.ndarray = np.ndarray(self.shape, numpy_dtype, buffer=self.data)
+        return array
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tensor):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from extkv.protocol.output_parts import LogprobsLists
 
 Profile = Literal["0.25", "0.26", "0.32", "0.33"]
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
 Frames = Union[Buffer, "Sequence[Buffer]"]
 
 ENGINE_CORE_DEAD = b"ENGINE_CORE_DEAD"
@@ -90,9 +90,7 @@ def decode_request(
     return request
 
 
-def encode_request(
-    request: _extkv.EngineCoreRequest, profile: Profile = "0.32"
-) -> list[bytes]:
+def encode_request(request: _extkv.EngineCoreRequest, profile: Profile = "0.32") -> list[bytes]:
     """Return the frames of an ADD request's payload.
 
     Fields that the profile does not have are left out.
@@ -122,9 +120,7 @@ def decode_outputs(
     return outputs
 
 
-def encode_outputs(
-    outputs: _extkv.EngineCoreOutputs, profile: Profile = "0.32"
-) -> list[bytes]:
+def encode_outputs(outputs: _extkv.EngineCoreOutputs, profile: Profile = "0.32") -> list[bytes]:
     """Return the frames of one message of an engine.
 
     Fields that the profile does not have are left out.

@@ -8,7 +8,6 @@ from typing import Literal
 from extkv.protocol.record import Message
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HandshakeMessage(Message):
     """HELLO and READY, engine to front end."""

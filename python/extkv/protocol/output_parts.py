@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extkv.protocol.enums import EngineCoreEventType
 from extkv.protocol.record import Message
 
 if TYPE_CHECKING:
     import numpy as np
 
     from extkv.protocol.arrays import Tensor
-
+    from extkv.protocol.enums import EngineCoreEventType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,12 +11,9 @@ from extkv.protocol.record import Message
 if TYPE_CHECKING:
     from extkv.protocol.arrays import Tensor
 
-MultiModalField = Union[
-    "MultiModalBatchedField", "MultiModalSharedField", "MultiModalFlatField"
-]
+MultiModalField = Union["MultiModalBatchedField", "MultiModalSharedField", "MultiModalFlatField"]
 NestedTensors = Union["Tensor", int, float, "list[NestedTensors]"]
 NestedSlices = Union[slice, "list[NestedSlices]"]
-
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from extkv.protocol.record import Message
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefixCacheStats(Message):
     """Use of the prefix cache since the last report, in tokens."""

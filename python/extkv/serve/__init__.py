@@ -1,4 +1,4 @@
-"""Serve extkv's engine behind vLLM's front ends: `EngineService` between an `LLM` and a connection."""
+"""Serve extkv's engine behind vLLM's front ends: a service joins an `LLM` and a connection."""
 
 from extkv.serve.service import EngineService
 

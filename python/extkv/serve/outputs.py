@@ -117,8 +117,8 @@ class ServedSequence:
 def pack_logprobs(entries: Sequence[LogprobEntry], num_logprobs: int) -> LogprobArrays:
     """Return entries as arrays.
 
-    An entry has the token itself first; if that is one of the likeliest it stands there once, and is
-    put back at its rank.
+    An entry has the token itself first; if that is one of the likeliest it stands there once, and
+    is put back at its rank.
 
     Args:
         entries: One per token.

@@ -1,8 +1,8 @@
 """Sampling parameters as they come over the wire, fitted to extkv's engine.
 
-Front ends look for stop strings and make text; an engine gets token ids only. So `stop`, `bad_words`
-and `ignore_eos` are not read here: what they mean is in `_eos_token_id`, `_all_stop_token_ids` and
-`_bad_words_token_ids`.
+Front ends look for stop strings and make text; an engine gets token ids only. So `stop`,
+`bad_words` and `ignore_eos` are not read here: what they mean is in `_eos_token_id`,
+`_all_stop_token_ids` and `_bad_words_token_ids`.
 """
 
 from __future__ import annotations

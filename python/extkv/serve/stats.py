@@ -43,7 +43,7 @@ class LoadStats:
         self._num_steps += 1
 
     def take(self, load: Load, *, wave: int, now_s: float) -> dict[str, Any]:
-        """Return the fields of vLLM's `SchedulerStats`; counts of the prefix cache are told once."""
+        """Return fields of vLLM's `SchedulerStats`; counts of the prefix cache are told once."""
         if now_s >= self._next_refresh_s:
             self._next_refresh_s = now_s + REFRESH_S
             self._refresh()

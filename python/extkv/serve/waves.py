@@ -1,8 +1,8 @@
 """Data-parallel waves as one engine sees them.
 
-Engines of a mixture-of-experts model run and pause together; each pause raises the wave's number. An
-engine of a dense model works alone, so it runs when it has requests. It follows the numbers, because
-front ends and coordinators send and compare them.
+Engines of a mixture-of-experts model run and pause together; each pause raises the wave's number.
+An engine of a dense model works alone, so it runs when it has requests. It follows the numbers,
+because front ends and coordinators send and compare them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class WaveState:
             The wave that the coordinator must start, because the request is of one that is over;
             else None.
         """
-        if wave > self.wave:
-            self.wave = wave
         must_start = wave < self.wave and not self.is_running
+        self.wave = max(self.wave, wave)
         self.is_running = True
         return self.wave if must_start else None
 

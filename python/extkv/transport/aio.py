@@ -88,7 +88,7 @@ class AsyncEngineClient:
             self._loop.remove_reader(self.client.descriptor)
             self._loop = None
 
-    async def __aenter__(self) -> AsyncEngineClient:
+    async def __aenter__(self) -> AsyncEngineClient:  # noqa: PYI034, Self is newer than 3.10
         return self
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""A front end's end: engines connect to it, requests are streams. Plain iterators; see `aio` too."""
+"""A front end's end: engines connect to it, requests are plain iterators; `aio` has the others."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class EngineClient:
         max_stream_bytes: Bytes that may wait in one stream before it is given up; None for 64 MiB.
         max_message_bytes: Largest message that is read; None for 1 GiB.
         max_queued_bytes: What may wait for one engine; None for 256 MiB.
-        heartbeat_s: Silence before an engine is asked for a sign of life, and before it is given up;
-            None for 5 and 20 seconds.
+        heartbeat_s: Silence before an engine is asked for a sign of life, and before it is given
+            up; None for 5 and 20 seconds.
 
     Raises:
         InvalidArgumentError: If an address is none.
@@ -103,7 +103,7 @@ class EngineClient:
             num_engines=num_engines,
             expects_local=expects_local,
             profile=default_profile,
-            coordinator=None if coordinator is None else tuple(coordinator),
+            coordinator=coordinator,
             max_stream_bytes=max_stream_bytes,
             max_message_bytes=max_message_bytes,
             max_queued_bytes=max_queued_bytes,
@@ -230,7 +230,7 @@ class EngineClient:
         """End streams and calls, send what waits at most this long, and stop listening."""
         self._native.close(linger_s)
 
-    def __enter__(self) -> EngineClient:
+    def __enter__(self) -> EngineClient:  # noqa: PYI034, Self is newer than Python 3.10
         return self
 
     def __exit__(

@@ -1,8 +1,8 @@
 """An engine's connections: to its front ends, and to a data-parallel coordinator.
 
-Start-up is `EngineConnection(...)` (HELLO and INIT), then the model is loaded, then `start`. After that
-`receive` gives what clients want, decoded without the interpreter's lock, and the `send` methods take
-what the engine's loop has made. Nothing here knows an engine.
+Start-up is `EngineConnection(...)` (HELLO and INIT), then the model is loaded, then `start`. After
+that `receive` gives what clients want, decoded without the interpreter's lock, and the `send`
+methods take what the engine's loop has made. Nothing here knows an engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Outputs of one request, as an iterator.
 
-A stream ends once: after its last output, by `abort` on this side, or with an exception that says why
-nothing more can come. Dropping an unfinished stream aborts its request.
+A stream ends once: after its last output, by `abort` on this side, or with an exception that says
+why nothing more can come. Dropping an unfinished stream aborts its request.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class RequestStream:
         """Do the same as `abort`."""
         self.abort()
 
-    def __enter__(self) -> RequestStream:
+    def __enter__(self) -> RequestStream:  # noqa: PYI034, Self is newer than Python 3.10
         return self
 
     def __exit__(

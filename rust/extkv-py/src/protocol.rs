@@ -13,10 +13,10 @@ mod untyped;
 use extkv_core::protocol::{
     AbortRequests, CoordinatorCommand, CoordinatorNews, EngineCoreReadyResponse,
     EngineHandshakeMetadata, HandshakeMessage, Profile, RequestType, Skipped, StartDpWave,
-    UtilityCall, Visible, Wire, decode, encode,
+    UtilityCall, Visible, Wire, decode, encode_parts,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
 pub(crate) use frames::Frames;
 pub(crate) use output::PyEngineCoreOutput;
@@ -40,8 +40,13 @@ pub(crate) fn profile_of(name: &str) -> BindingResult<Profile> {
 }
 
 /// Python's frames of an encoded message.
-pub(crate) fn to_frames(py: Python<'_>, frames: &[bytes::Bytes]) -> Vec<Py<PyBytes>> {
-    frames.iter().map(|frame| PyBytes::new(py, frame).unbind()).collect()
+pub(crate) fn to_frames<'py>(
+    py: Python<'py>,
+    (first, others): &(Vec<u8>, Vec<bytes::Bytes>),
+) -> PyResult<Bound<'py, PyList>> {
+    let frames = PyList::new(py, [PyBytes::new(py, first)])?;
+    others.iter().try_for_each(|frame| frames.append(PyBytes::new(py, frame)))?;
+    Ok(frames)
 }
 
 /// The wire profile of a vLLM version.
@@ -66,13 +71,13 @@ fn decoded<T: Wire + Visible>(
     Ok((value.unbind(), counts(decoded.skipped)))
 }
 
-fn encoded<T: Wire + Visible>(
-    py: Python<'_>,
-    message: &Bound<'_, PyAny>,
+fn encoded<'py, T: Wire + Visible>(
+    py: Python<'py>,
+    message: &Bound<'py, PyAny>,
     profile: Profile,
-) -> BindingResult<Vec<Py<PyBytes>>> {
+) -> PyResult<Bound<'py, PyList>> {
     let message = T::from_source(&PySource::new(message.clone())).map_err(BindingError::Message)?;
-    Ok(to_frames(py, &encode(&message, profile)?))
+    to_frames(py, &encode_parts(&message, profile).map_err(BindingError::from)?)
 }
 
 macro_rules! small_messages {
@@ -94,16 +99,16 @@ macro_rules! small_messages {
 
         /// Encodes a message of the named kind into its frames.
         #[pyfunction]
-        pub(crate) fn protocol_encode(
-            py: Python<'_>,
+        pub(crate) fn protocol_encode<'py>(
+            py: Python<'py>,
             kind: &str,
-            message: &Bound<'_, PyAny>,
+            message: &Bound<'py, PyAny>,
             profile: &str,
-        ) -> BindingResult<Vec<Py<PyBytes>>> {
+        ) -> PyResult<Bound<'py, PyList>> {
             let profile = profile_of(profile)?;
             match kind {
                 $($name => encoded::<$type>(py, message, profile),)*
-                _ => Err(BindingError::UnknownMessage(UnknownMessage(kind.to_owned()))),
+                _ => Err(BindingError::UnknownMessage(UnknownMessage(kind.to_owned())).into()),
             }
         }
     };

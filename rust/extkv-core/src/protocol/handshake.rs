@@ -1,6 +1,11 @@
 //! Start-up messages: HELLO and READY of an engine, INIT of its front end, and the ready response.
 
-use super::codec::{DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer};
+use bytes::Bytes;
+
+use super::codec::{
+    DecodeProblem, DecodeResult, Decoded, Map, Part, Reader, Source, Visible, Wire, Writer, decode,
+};
+use super::profile::Profile;
 
 /// Which of the two messages an engine sends on the handshake socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -220,6 +225,21 @@ wire_map! {
         coordinator_input_address: Option<String> [or None, since V0_33];
         /// Where engines push to the coordinator.
         coordinator_output_address: Option<String> [or None, since V0_33];
+    }
+}
+
+/// Reads what an engine registers with on an input address: its ready response, or an empty frame
+/// from engines that have none.
+///
+/// # Errors
+///
+/// [`super::DecodeError`] if the frames are neither.
+pub fn decode_registration(
+    frames: &[Bytes],
+) -> DecodeResult<Option<Decoded<EngineCoreReadyResponse>>> {
+    match frames {
+        [only] if only.is_empty() => Ok(None),
+        _ => decode(frames, Profile::V0_33).map(Some),
     }
 }
 

@@ -6,14 +6,14 @@ use super::codec::{DecodeResult, Reader, Wire, Writer};
 use super::tensor::{ArraySpan, NumpyArray, NumpyDtype, TorchTensor};
 
 wire_array! {
-    /// Log-probabilities at sampled positions. Arrays have the shape [positions, k + 1]; column 0 is
+    /// Log-probabilities at sampled positions. Arrays have the shape `[positions, k + 1]`; column 0 is
     /// the sampled token. Values can be -inf and NaN.
     pub struct LogprobsLists {
         /// Token ids, int32 or int64.
         logprob_token_ids: NumpyArray [required];
         /// Their log-probabilities, float32.
         logprobs: NumpyArray [required];
-        /// Rank of each sampled token, shape [positions], int32 or int64.
+        /// Rank of each sampled token, shape `[positions]`, int32 or int64.
         sampled_token_ranks: NumpyArray [required];
         /// Running count of tokens per request of the batch.
         cu_num_generated_tokens: Option<Vec<i64>> [or None];

@@ -37,7 +37,7 @@ pub mod utility;
 pub use codec::{
     ArrayPart, ArraySource, DecodeError, DecodeProblem, DecodeResult, Decoded, EncodeError, Map,
     NullableList, Part, Reader, Record, Skipped, Source, TokenIds, Untyped, UntypedError, Visible,
-    Wire, Writer, decode, encode,
+    Wire, Writer, decode, encode, encode_parts,
 };
 pub use coordinator::{CoordinatorCommand, CoordinatorNews, EngineLoad, Exclusion, StartDpWave};
 pub use handshake::{

@@ -21,7 +21,7 @@ wire_map! {
 #[derive(Debug, Clone, PartialEq)]
 pub enum NestedTensors {
     /// One tensor.
-    Tensor(TorchTensor),
+    Tensor(Box<TorchTensor>),
     /// A number.
     Int(i64),
     /// A number.
@@ -39,7 +39,7 @@ impl Wire for NestedTensors {
             return f64::read(reader).map(Self::Float);
         }
         if reader.is_array_of(Reader::is_str) {
-            return TorchTensor::read(reader).map(Self::Tensor);
+            return Box::read(reader).map(Self::Tensor);
         }
         reader.nested(|reader| read_items(reader, Self::read)).map(Self::List)
     }
@@ -232,7 +232,7 @@ impl Visible for NestedTensors {
         } else if source.is_list() {
             Vec::from_source(source).map(Self::List)
         } else {
-            TorchTensor::from_source(source).map(Self::Tensor)
+            Box::from_source(source).map(Self::Tensor)
         }
     }
 }

@@ -75,7 +75,7 @@ impl ColumnarOutputs {
     ///
     /// # Errors
     ///
-    /// None for columns that were decoded; [`DecodeError`] is what reading an output returns.
+    /// None for columns that were decoded; [`super::DecodeError`] is what reading an output returns.
     pub fn to_rows(&self) -> DecodeResult<EngineCoreOutputs> {
         let outputs = (0..self.outputs.len()).filter_map(|index| self.outputs.output(index));
         Ok(EngineCoreOutputs {
@@ -270,7 +270,7 @@ impl OutputColumns {
         let mut reason = None;
         for (field, byte) in (FIRST_TAIL_FIELD..).zip(tail) {
             match byte {
-                0xc0 => {}
+                0xc0 if field != num_nans_at => {}
                 0 if field == num_nans_at => {}
                 number if field == FINISH_REASON_FIELD => {
                     reason = Some(FinishReason::from_number(*number)?);

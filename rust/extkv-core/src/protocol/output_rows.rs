@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 use thiserror::Error as ThisError;
 
 use super::codec::{EncodeError, Wire, Writer};
@@ -126,8 +127,8 @@ impl<S: AsRef<str>> OutputRows<S> {
 }
 
 impl LogprobsRows {
-    /// Puts together token ids and log-probabilities of the shape [tokens, k + 1], and ranks of the
-    /// shape [tokens].
+    /// Puts together token ids and log-probabilities of the shape `[tokens, k + 1]`, and ranks of the
+    /// shape `[tokens]`.
     ///
     /// # Errors
     ///
@@ -172,8 +173,8 @@ fn wrong_shape(array: &'static str, found: &NumpyArray) -> RowsError {
 }
 
 impl<S: AsRef<str>> OutputRows<S> {
-    /// Encodes a message whose outputs are these columns. `envelope` has all other fields; outputs of
-    /// its own are not written.
+    /// Encodes a message whose outputs are these columns: the first frame, and the others.
+    /// `envelope` has all other fields; outputs of its own are not written.
     ///
     /// # Errors
     ///
@@ -182,7 +183,7 @@ impl<S: AsRef<str>> OutputRows<S> {
         &self,
         envelope: &EngineCoreOutputs,
         profile: Profile,
-    ) -> Result<Vec<Bytes>, EncodeError> {
+    ) -> Result<(Vec<u8>, Vec<Bytes>), EncodeError> {
         let mut writer = Writer::new(profile);
         writer.array_len(EngineCoreOutputs::num_elements(profile));
         envelope.engine_index.write(&mut writer);
@@ -225,14 +226,14 @@ impl<S: AsRef<str>> OutputRows<S> {
 #[derive(Debug)]
 pub(crate) struct PlainTail {
     pub(crate) num_elements: usize,
-    after_reason: Vec<u8>,
+    after_reason: SmallVec<[u8; 16]>,
 }
 
 impl PlainTail {
     pub(crate) fn of(profile: Profile) -> Self {
         let num_elements = EngineCoreOutput::num_elements(profile);
         let first = FINISH_REASON_FIELD + 1;
-        let mut after_reason = vec![0xc0; num_elements.saturating_sub(first)];
+        let mut after_reason = SmallVec::from_elem(0xc0, num_elements.saturating_sub(first));
         if let Some(num_nans) = after_reason.get_mut(num_nans_field(profile) - first) {
             *num_nans = 0;
         }

@@ -2,10 +2,13 @@
 
 use std::fmt::Debug;
 
+use extkv_core::protocol::coordinator::{READY_MARKER, SUBSCRIBE_ALL};
+use extkv_core::protocol::handshake::decode_registration;
+use extkv_core::protocol::output::is_dead_marker;
 use extkv_core::protocol::{
     AbortRequests, CoordinatorCommand, CoordinatorNews, EngineCoreReadyResponse,
     EngineHandshakeMetadata, Exclusion, HandshakeMessage, HandshakeStatus, Profile, RequestType,
-    StartDpWave, UtilityCall, Wire, decode, encode,
+    StartDpWave, Untyped, UtilityCall, Wire, decode, encode,
 };
 
 use crate::golden::{Golden, golden, golden_of_both};
@@ -69,7 +72,8 @@ fn coordinator_messages_encode_to_the_same_bytes() {
             "coord_stats_publish" | "coord_wave_change" => {
                 drop(same_bytes::<CoordinatorNews>(profile, &line));
             }
-            "front_internal_first_req" => {}
+            // In-process between two threads of a front end; never on the wire between processes.
+            "front_internal_first_req" => drop(same_bytes::<Untyped>(profile, &line)),
             _ => drop(same_bytes::<CoordinatorCommand>(profile, &line)),
         }
     }
@@ -84,4 +88,32 @@ fn an_engine_identity_can_stand_for_the_excluded_engine() {
             assert_eq!(command, CoordinatorCommand::FirstRequest { exclude, wave: 1 });
         }
     }
+}
+
+#[test]
+fn markers_are_those_of_the_wire() {
+    for line in golden("raw.jsonl") {
+        let [frame] = line.frames.as_slice() else { panic!("{}", line.name) };
+        match line.name.as_str() {
+            "engine_core_dead" => assert!(is_dead_marker(&line.frames)),
+            "coord_ready_marker" => assert_eq!(frame, READY_MARKER),
+            "coord_subscribe_marker" => assert_eq!(frame, SUBSCRIBE_ALL),
+            "input_registration_legacy_empty" => {
+                assert_eq!(decode_registration(&line.frames), Ok(None));
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_registration_is_a_ready_response_of_any_version() {
+    for (_, line) in golden_of_both("handshake") {
+        if line.name.starts_with("ready_response") {
+            let response = decode_registration(&line.frames).unwrap().unwrap();
+            assert!(response.skipped.is_empty());
+            assert_eq!(response.message.vllm_version.as_deref(), Some("X"));
+        }
+    }
+    assert!(decode_registration(&[]).is_err());
 }

@@ -106,7 +106,10 @@ macro_rules! output_class {
                     }
                     State::Alone(output) => output.finish_reason,
                 };
-                ToPython::new(py, &Frames::default()).convert(&reason.part())
+                match reason {
+                    Some(reason) => ToPython::new(py, &Frames::default()).convert(&reason.part()),
+                    None => Ok(py.None().into_bound(py)),
+                }
             }
 
             $(

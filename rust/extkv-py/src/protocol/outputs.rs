@@ -7,13 +7,13 @@ use extkv_core::protocol::logprobs::LogprobsSpans;
 use extkv_core::protocol::tensor::{ArraySpan, NumpyDtype};
 use extkv_core::protocol::{
     ColumnarOutputs, EngineCoreOutputs, FinishReason, LogprobsRows, NumpyArray, OutputColumns,
-    OutputRows, OutputsKind, Visible, decode, encode,
+    OutputRows, OutputsKind, Visible, decode, encode_parts,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::pyclass::CompareOp;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString};
 
 use super::frames::Frames;
 use super::output::PyEngineCoreOutput;
@@ -104,8 +104,13 @@ macro_rules! outputs_class {
             }
 
             /// The frames of the message.
-            fn encode(&self, py: Python<'_>, profile: &str) -> BindingResult<Vec<Py<PyBytes>>> {
-                Ok(to_frames(py, &encode(&self.batch.message, profile_of(profile)?)?))
+            fn encode<'py>(
+                &self,
+                py: Python<'py>,
+                profile: &str,
+            ) -> PyResult<Bound<'py, PyList>> {
+                let parts = encode_parts(&self.batch.message, profile_of(profile)?).map_err(BindingError::from)?;
+                to_frames(py, &parts)
             }
 
             /// `request_batch`, `utility_result` or `dp_control`.
@@ -214,14 +219,14 @@ type LogprobsArrays = [(String, Vec<u64>, PyBackedBytes); 3];
 /// none) and optional log-probabilities.
 #[pyfunction]
 #[pyo3(signature = (request_ids, columns, logprobs, envelope, profile))]
-pub(crate) fn encode_output_columns(
-    py: Python<'_>,
+pub(crate) fn encode_output_columns<'py>(
+    py: Python<'py>,
     request_ids: Vec<PyBackedStr>,
     columns: (PyBackedBytes, PyBackedBytes, PyBackedBytes),
     logprobs: Option<LogprobsArrays>,
-    envelope: Bound<'_, PyDict>,
+    envelope: Bound<'py, PyDict>,
     profile: &str,
-) -> BindingResult<Vec<Py<PyBytes>>> {
+) -> PyResult<Bound<'py, PyList>> {
     let envelope = EngineCoreOutputs::from_source(&PySource::arguments(envelope))
         .map_err(BindingError::Message)?;
     let (token_ids, ends, reasons) = columns;
@@ -235,7 +240,8 @@ pub(crate) fn encode_output_columns(
         logprobs.map(logprobs_rows).transpose()?,
     )
     .map_err(BindingError::Rows)?;
-    Ok(to_frames(py, &rows.encode(&envelope, profile_of(profile)?)?))
+    let parts = rows.encode(&envelope, profile_of(profile)?).map_err(BindingError::from)?;
+    to_frames(py, &parts)
 }
 
 fn logprobs_rows(arrays: LogprobsArrays) -> BindingResult<LogprobsRows> {

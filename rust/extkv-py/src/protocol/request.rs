@@ -1,9 +1,9 @@
 //! `EngineCoreRequest` and `SamplingParams`: native, each field made when it is asked for.
 
-use extkv_core::protocol::{EngineCoreRequest, SamplingParams, Visible, decode, encode};
+use extkv_core::protocol::{EngineCoreRequest, SamplingParams, Visible, decode, encode_parts};
 use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyDict, PyList};
 
 use super::frames::Frames;
 use super::part::ToPython;
@@ -122,8 +122,13 @@ record_class! {
         }
 
         /// The frames of the request.
-        fn encode(&self, py: Python<'_>, profile: &str) -> BindingResult<Vec<Py<PyBytes>>> {
-            Ok(to_frames(py, &encode(&self.record, profile_of(profile)?)?))
+        fn encode<'py>(
+                &self,
+                py: Python<'py>,
+                profile: &str,
+            ) -> PyResult<Bound<'py, PyList>> {
+            let parts = encode_parts(&self.record, profile_of(profile)?).map_err(BindingError::from)?;
+                to_frames(py, &parts)
         }
     }
 }

@@ -18,7 +18,7 @@ pub use primitive::{Map, NullableList, TokenIds};
 pub use reader::Reader;
 pub use report::{Decoded, Skipped};
 pub use untyped::{Untyped, UntypedError};
-pub use wire::{Wire, decode, encode};
+pub use wire::{Wire, decode, encode, encode_parts};
 pub use writer::Writer;
 
 pub(crate) use primitive::read_items;

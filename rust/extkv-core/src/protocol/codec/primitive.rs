@@ -179,16 +179,13 @@ impl Wire for TokenIds {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let len = reader.array_len("an array of token ids")?;
         let mut ids = Vec::with_capacity(len);
-        for index in 0..len {
-            ids.push(reader.u32().map_err(|error| error.at_index(index))?);
-        }
+        reader.u32s(len, |id| ids.push(id))?;
         Ok(ids.into())
     }
 
     fn write(&self, writer: &mut Writer) {
         writer.array_len(self.len());
-        writer.reserve(self.len().saturating_mul(3));
-        self.iter().for_each(|id| writer.u32(*id));
+        writer.u32s(self.iter().copied());
     }
 }
 

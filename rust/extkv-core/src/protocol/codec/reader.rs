@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::error::{DecodeProblem, DecodeResult};
 use super::report::Skipped;
+use super::writer::INT_FORMS;
 use crate::protocol::Profile;
 
 /// Levels of nesting that are followed.
@@ -25,6 +26,20 @@ pub struct Reader<'a> {
     /// What was passed over.
     pub(crate) skipped: Skipped,
 }
+
+/// Index into [`INT_FORMS`] by first byte; past its end for anything else.
+const FORM_OF: [u8; 256] = {
+    let mut forms = [u8::MAX; 256];
+    let mut marker = 0;
+    while marker < 0x80 {
+        forms[marker] = 0;
+        marker += 1;
+    }
+    forms[0xcc] = 1;
+    forms[0xcd] = 2;
+    forms[0xce] = 3;
+    forms
+};
 
 /// A place in the input.
 #[derive(Debug, Clone, Copy)]
@@ -282,6 +297,25 @@ impl<'a> Reader<'a> {
             }
             _ => self.int_as("an int in [0, 2**32)"),
         }
+    }
+
+    /// Token ids one after the other, without a branch on their sizes.
+    pub(crate) fn u32s(&mut self, len: usize, mut store: impl FnMut(u32)) -> DecodeResult<()> {
+        for index in 0..len {
+            let word = self.bytes.get(self.at..).and_then(|rest| rest.first_chunk::<8>());
+            let form =
+                word.and_then(|word| INT_FORMS.get(usize::from(FORM_OF[usize::from(word[0])])));
+            let id = match (word, form) {
+                (Some(word), Some(form)) => {
+                    self.at += form.len;
+                    let value = (u64::from_be_bytes(*word) >> form.shift) & form.mask;
+                    u32::try_from(value).unwrap_or(u32::MAX)
+                }
+                _ => self.u32().map_err(|error| error.at_index(index))?,
+            };
+            store(id);
+        }
+        Ok(())
     }
 
     pub(crate) fn float(&mut self) -> DecodeResult<f64> {

@@ -56,6 +56,22 @@ pub fn decode<T: Wire>(frames: &[Bytes], profile: Profile) -> DecodeResult<Decod
 /// [`EncodeError`] if a part is too long for msgpack or a field has no value that the profile
 /// requires.
 pub fn encode<T: Wire>(message: &T, profile: Profile) -> Result<Vec<Bytes>, EncodeError> {
+    let (first, aux_frames) = encode_parts(message, profile)?;
+    let mut frames = Vec::with_capacity(1 + aux_frames.len());
+    frames.push(first.into());
+    frames.extend(aux_frames);
+    Ok(frames)
+}
+
+/// Encodes as [`encode`] does, for a caller that copies the first frame elsewhere.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn encode_parts<T: Wire>(
+    message: &T,
+    profile: Profile,
+) -> Result<(Vec<u8>, Vec<Bytes>), EncodeError> {
     let mut writer = Writer::new(profile);
     message.write(&mut writer);
     writer.finish()

@@ -10,6 +10,27 @@ use crate::protocol::Profile;
 /// Arrays below this size go into the first frame.
 pub(crate) const INLINE_BELOW_BYTES: usize = 256;
 
+/// How an integer lies in the first bytes of a big-endian word.
+#[derive(Debug)]
+pub(crate) struct IntForm {
+    /// Bytes in all.
+    pub(crate) len: usize,
+    /// The first byte, in place.
+    marker: u64,
+    /// Where the value's lowest bit lies.
+    pub(crate) shift: u32,
+    /// The value's bits, once they are shifted down.
+    pub(crate) mask: u64,
+}
+
+/// Forms of non-negative integers: one byte, then marker and 1, 2 or 4 bytes.
+pub(crate) const INT_FORMS: [IntForm; 4] = [
+    IntForm { len: 1, marker: 0, shift: 56, mask: 0x7f },
+    IntForm { len: 2, marker: 0xcc << 56, shift: 48, mask: 0xff },
+    IntForm { len: 3, marker: 0xcd << 56, shift: 40, mask: 0xffff },
+    IntForm { len: 5, marker: 0xce << 56, shift: 24, mask: 0xffff_ffff },
+];
+
 /// The frames of a message being written.
 #[derive(Debug)]
 pub struct Writer {
@@ -21,7 +42,7 @@ pub struct Writer {
 
 impl Writer {
     pub(crate) fn new(profile: Profile) -> Self {
-        Self { buffer: Vec::new(), aux_frames: Vec::new(), profile, problem: None }
+        Self { buffer: Vec::with_capacity(256), aux_frames: Vec::new(), profile, problem: None }
     }
 
     /// The wire profile of the message.
@@ -35,15 +56,12 @@ impl Writer {
         self.buffer.reserve(num_bytes);
     }
 
-    /// The frames: msgpack first, then raw array data.
-    pub(crate) fn finish(self) -> Result<Vec<Bytes>, EncodeError> {
-        if let Some(problem) = self.problem {
-            return Err(problem);
+    /// The msgpack, and the raw array data.
+    pub(crate) fn finish(self) -> Result<(Vec<u8>, Vec<Bytes>), EncodeError> {
+        match self.problem {
+            Some(problem) => Err(problem),
+            None => Ok((self.buffer, self.aux_frames)),
         }
-        let mut frames = Vec::with_capacity(1 + self.aux_frames.len());
-        frames.push(Bytes::from(self.buffer));
-        frames.extend(self.aux_frames);
-        Ok(frames)
     }
 
     /// Remembers why the message cannot be written; the first reason counts.
@@ -75,6 +93,25 @@ impl Writer {
             (_, Ok(value)) => self.tagged(0xcd, value.to_be_bytes()),
             _ => self.tagged(0xce, value.to_be_bytes()),
         }
+    }
+
+    /// Integers one after the other, without a branch on their sizes: token ids have none to
+    /// predict.
+    pub(crate) fn u32s(&mut self, values: impl ExactSizeIterator<Item = u32>) {
+        let start = self.buffer.len();
+        self.buffer.resize(start + values.len() * 5 + 8, 0);
+        let mut at = start;
+        for value in values {
+            let form = &INT_FORMS[usize::from(value > 0x7f)
+                + usize::from(value > 0xff)
+                + usize::from(value > 0xffff)];
+            let word = form.marker | u64::from(value) << form.shift;
+            if let Some(place) = self.buffer.get_mut(at..at + 8) {
+                place.copy_from_slice(&word.to_be_bytes());
+            }
+            at += form.len;
+        }
+        self.buffer.truncate(at);
     }
 
     pub(crate) fn i64(&mut self, value: i64) {
