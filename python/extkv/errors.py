@@ -151,6 +151,10 @@ class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
 
 
+class MissingPackageError(ExtkvError, ImportError):
+    """A package that extkv does not need otherwise is not installed; the message says which."""
+
+
 class ProtocolError(ExtkvError, ValueError):
     """Bytes that are no message; nothing of them was used.
 

@@ -27,8 +27,11 @@ from extkv.kernels import (
     rotary_embedding,
     sampling,
     silu_and_mul,
+    small_batch_linear,
 )
 from extkv.kernels.launch import arguments, attention
+from extkv.reference.rotary_embedding import HeadNorms
+from extkv.reference.small_batch_linear import ScaledRows
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -49,6 +52,7 @@ MODULES = (
     rotary_embedding,
     sampling,
     silu_and_mul,
+    small_batch_linear,
 )
 
 
@@ -142,6 +146,30 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
         yield (
             f"rotary_embedding-{name}",
             lambda h=heads, t=table: rotary_embedding.rotary_embedding(h, h, t, t, ids),
+        )
+        norms = HeadNorms(heads[0, 0], heads[0, 0], 1e-6)
+        yield (
+            f"rotary_embedding-{name}-norms",
+            lambda h=heads, t=table, n=norms: rotary_embedding.rotary_embedding(
+                h, h, t, t, ids, norms=n
+            ),
+        )
+        few = hidden[:16]
+        weight = torch.zeros(4096, 4096, dtype=dtype)
+        rows = ScaledRows(few, torch.ones(256, 16), 1e-6)
+        yield (
+            f"small_batch_linear-{name}",
+            lambda r=rows, w=weight: small_batch_linear.small_batch_linear(r, w),
+        )
+        yield (
+            f"small_batch_linear-{name}-gated",
+            lambda r=rows, w=weight: small_batch_linear.small_batch_linear(r, w, is_gated=True),
+        )
+        yield (
+            f"small_batch_add_linear-{name}",
+            lambda h=few, w=weight: small_batch_linear.small_batch_add_linear(
+                h, h, w, norm=w[0], eps=1e-6
+            ),
         )
         yield f"silu_and_mul-{name}", lambda h=hidden: silu_and_mul.silu_and_mul(h)
         yield f"argmax_tokens-{name}", lambda x=logits: sampling.argmax_tokens(x)

@@ -7,6 +7,8 @@ import torch
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import rotary_embedding as kernel
 from extkv.reference import rotary_embedding as reference
+from extkv.reference.rms_norm import rms_norm
+from extkv.reference.rotary_embedding import HeadNorms
 
 BOTH = pytest.mark.parametrize(
     "rotate",
@@ -52,6 +54,40 @@ def test_equals_the_complex_product(
     rotate(query, key, angle.cos(), angle.sin(), positions)
     for found, wanted in zip((query, key), expected, strict=True):
         assert float((found.to(torch.float64) - wanted).abs().max()) <= TOLERANCES[dtype]
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+def test_normalises_heads_first(dtype: torch.dtype, rotate, device: torch.device):
+    query = heads(3, 5, 40, dtype=dtype, device=device) * 3
+    key = heads(3, 2, 40, dtype=dtype, device=device)
+    weights = [heads(40, dtype=dtype, device=device).abs() + shift for shift in (0.1, 0.6)]
+    angle = angles(9, 20, device)
+    positions = torch.tensor([8, -1, 3], device=device)
+    before = query.clone(), key.clone()
+    expected = [
+        rotated(rms_norm(tensor, weight, 1e-6), angle[positions])
+        for tensor, weight in zip(before, weights, strict=True)
+    ]
+    norms = HeadNorms(*weights, eps=1e-6)
+    rotate(query, key, angle.cos(), angle.sin(), positions, norms=norms)
+    for found, wanted, old in zip((query, key), expected, before, strict=True):
+        assert torch.equal(found[1], old[1])
+        difference = (found.to(torch.float64) - wanted)[[0, 2]].abs().max()
+        assert float(difference) <= 4 * TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize(
+    ("half", "size", "message"), [(16, 40, "head_dim / 2 = 20"), (20, 39, "norms.query")]
+)
+def test_rejects_norms_that_do_not_fit(half, size, message, device: torch.device):
+    head, angle = torch.zeros(1, 1, 40, device=device), angles(4, half, device)
+    norm = torch.ones(size, device=device)
+    positions = torch.zeros(1, dtype=torch.int64, device=device)
+    with pytest.raises(InvalidArgumentError, match=message):
+        kernel.rotary_embedding(
+            head, head, angle, angle, positions, norms=HeadNorms(norm, norm, 1e-6)
+        )
 
 
 @BOTH

@@ -19,7 +19,9 @@ OTHERS = [
         for op, variants in {
             "kv_append": [""],
             "rms_norm": ["", "-residual", "-heads"],
-            "rotary_embedding": [""],
+            "rotary_embedding": ["", "-norms"],
+            "small_batch_linear": ["", "-gated"],
+            "small_batch_add_linear": [""],
             "silu_and_mul": [""],
             "argmax_tokens": [""],
             "sample_tokens": ["", "-cutoff"],

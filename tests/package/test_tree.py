@@ -53,12 +53,24 @@ def test_imports_follow_the_arrows(path: Path):
         assert not uses("extkv.engine")
     if folder(path) in {"models", "engine", "kernels", "reference"}:
         assert not uses("extkv.cli")
-    if folder(path) == "protocol":
+    if folder(path) in {"protocol", "sched"}:
         assert not uses("torch")
+        assert not uses("extkv.engine")
+    if folder(path) == "engine":
+        assert not uses("extkv.bench")
 
 
 @pytest.mark.parametrize(
-    "name", ["__init__.py", "tensor.py", "device.py", "errors.py", "__main__.py"]
+    "name",
+    [
+        "__init__.py",
+        "tensor.py",
+        "device.py",
+        "errors.py",
+        "outputs.py",
+        "sampling_params.py",
+        "__main__.py",
+    ],
 )
 def test_importing_extkv_imports_no_torch(name: str):
     assert not any(n.startswith("torch") for n in imports_of(PACKAGE / name, at_load_only=True))
@@ -127,3 +139,8 @@ def test_modules_begin_with_their_subject():
     for path in [*MODULES, *sorted((ROOT / "rust").rglob("src/**/*.rs"))]:
         first = path.read_text().split("\n", 1)[0]
         assert first.startswith(('"""', "//!")), path
+
+
+def test_the_engine_is_small():
+    files = (PACKAGE / "engine").glob("*.py")
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 2500

@@ -7,8 +7,8 @@ import pytest
 import torch
 from extkv.engine.batch import InputBuffers
 from extkv.engine.config import EngineConfig
-from extkv.engine.scheduling import Scheduler
 from extkv.errors import InvalidArgumentError
+from extkv.sched import Scheduler
 
 CONFIG = EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64)
 

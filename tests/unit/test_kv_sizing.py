@@ -88,6 +88,20 @@ def test_plan_explains_every_byte():
     assert str(plan) == plan.table
 
 
+def test_weights_that_were_loaded_before_are_weights_and_no_workspace():
+    device = FakeDevice(140 * GIB)
+    device.take(16 * GIB)
+    options = {"max_model_len": 4096, "loaded_weight_bytes": 15 * GIB}
+    sizer = SizeAfterCapture(LAYERS, device="cpu", probe=device, **options)
+    sizer.weights_loaded()
+    device.cache = sizer.reserve()
+    sizer.measure(lambda: None)
+    plan = sizer.plan()
+    assert plan.parts["weights_bytes"] == 15 * GIB
+    assert plan.parts["workspace_bytes"] == GIB
+    assert not plan.warnings
+
+
 def test_more_free_memory_never_gives_fewer_blocks():
     sizes = [measured(FakeDevice(total * GIB)).plan().num_blocks for total in (24, 40, 80, 141)]
     assert sizes == sorted(sizes)

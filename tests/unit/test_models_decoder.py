@@ -8,7 +8,7 @@ from extkv.errors import InvalidArgumentError, OutOfMemoryError
 from extkv.models import QWEN3_8B, DecoderModel, DecoderOps, ModelConfig, kernel_ops, random_model
 from extkv.models.attention import causal_attention
 from extkv.models.weights import allocate_weights, count_parameters, slot_view, weight_slots
-from extkv.reference import rms_norm, rotary_embedding, silu_and_mul
+from extkv.reference import rms_norm, rotary_embedding, small_batch_linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
 CONFIG = ModelConfig(
@@ -87,31 +87,60 @@ def test_32_bit_ids_and_positions_give_the_same(model):
     assert torch.equal(found, expected)
 
 
-def test_an_engine_can_pass_its_own_kernels(model):
-    calls = []
+class CountingOps(DecoderOps):
+    """Say what was called."""
 
-    def counted(name):
-        def call(*arguments, **options):
-            calls.append(name + ("+residual" if "residual" in options else ""))
-            return getattr(DecoderOps(), name)(*arguments, **options)
+    def __init__(self):
+        self.calls = []
 
-        return call
+    def __getattribute__(self, name):
+        if name in {"normalize", "add_linear", "linear", "gated_linear", "hidden", "rotate"}:
+            self.calls.append(name)
+        return super().__getattribute__(name)
 
-    names = ("rms_norm", "rotary_embedding", "silu_and_mul")
-    other = DecoderModel(CONFIG, model.weights, ops=DecoderOps(*map(counted, names)))
+
+def test_an_engine_can_pass_its_own_operations(model):
+    ops = CountingOps()
+    other = DecoderModel(CONFIG, model.weights, ops=ops)
     expected = model.forward(TOKEN_IDS, POSITIONS, WholeSequence(), taps=(0, 2))
     found = other.forward(TOKEN_IDS, POSITIONS, WholeSequence(), taps=(0, 2))
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
-    attention = ["rms_norm", "rms_norm", "rotary_embedding", "rms_norm+residual"]
-    assert calls == ["rms_norm", *[*attention, "silu_and_mul", "rms_norm+residual"] * 3]
+    # The plain operations are made of each other.
+    added = ["add_linear", "normalize"]
+    layer = ["linear", "rotate", *added, "gated_linear", "linear", *added]
+    assert ops.calls == ["normalize", *layer * 3, "hidden"]
+
+
+class SmallBatchTwins(DecoderOps):
+    """The twins of the kernels for few tokens."""
+
+    def add_linear(self, residual, values, weight, bias, norm):
+        return small_batch_linear.small_batch_add_linear(
+            residual, values, weight, bias, norm=norm.weight, eps=norm.eps
+        )
+
+    def linear(self, normalized, weight, bias):
+        if isinstance(normalized, torch.Tensor):
+            return super().linear(normalized, weight, bias)
+        return small_batch_linear.small_batch_linear(normalized, weight, bias)
+
+    def gated_linear(self, normalized, weight, bias):
+        return small_batch_linear.small_batch_linear(normalized, weight, bias, is_gated=True)
+
+    def hidden(self, _normalized, residual, norm):
+        return rms_norm.rms_norm(residual, norm.weight, norm.eps)
+
+    def rotate(self, *arguments, **options):
+        rotary_embedding.rotary_embedding(*arguments, **options)
 
 
 def test_the_twins_of_the_kernels_fit_the_seam(model):
-    ops = DecoderOps(
-        rms_norm.rms_norm, rotary_embedding.rotary_embedding, silu_and_mul.silu_and_mul
-    )
-    found = DecoderModel(CONFIG, model.weights, ops=ops).forward(
+    # Weights that are not 1, so that their place in the order of operations matters.
+    for layer in model.weights.layers:
+        for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm):
+            norm.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(norm.shape[0]))
+    found = DecoderModel(CONFIG, model.weights, ops=SmallBatchTwins()).forward(
         TOKEN_IDS, POSITIONS, WholeSequence()
     )
     expected = model.forward(TOKEN_IDS, POSITIONS, WholeSequence())
@@ -120,9 +149,7 @@ def test_the_twins_of_the_kernels_fit_the_seam(model):
 
 def test_the_kernels_are_those_of_the_kernels_package():
     pytest.importorskip("triton", reason="this machine has no Triton")
-    assert kernel_ops().rms_norm.__module__ == "extkv.kernels.rms_norm"
-    assert kernel_ops().rotary_embedding.__module__ == "extkv.kernels.rotary_embedding"
-    assert kernel_ops().silu_and_mul.__module__ == "extkv.kernels.silu_and_mul"
+    assert type(kernel_ops()).__module__ == "extkv.kernels.decoder_ops"
 
 
 def test_importing_models_imports_no_kernel(run_python):
@@ -138,8 +165,8 @@ def test_rotation_in_place_leaves_values_alone():
     before = fused.clone()
     angles = torch.arange(20.0).view(5, 4)
     positions = torch.arange(5)
-    DecoderOps().rotary_embedding(
-        fused[:, :6], fused[:, 6:8], angles.cos(), angles.sin(), positions
+    DecoderOps().rotate(
+        fused[:, :6], fused[:, 6:8], angles.cos(), angles.sin(), positions, norms=None
     )
     assert torch.equal(fused[:, 8:], before[:, 8:])
     # Each pair keeps its length, and only position 0 of pair 0 keeps its direction.

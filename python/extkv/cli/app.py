@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from extkv.cli.bench import bench
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
@@ -45,6 +46,7 @@ app.command()(generate)
 app.command()(plan)
 app.command()(serve)
 app.command()(doctor)
+app.add_typer(bench)
 
 
 def _print_version(*, value: bool) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extkv.engine.config import EngineConfig
-    from extkv.engine.scheduling import StepPlan
+    from extkv.sched import StepPlan
 
 
 @dataclass(frozen=True)

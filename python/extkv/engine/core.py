@@ -15,24 +15,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.outputs import CompletionOutput, RequestMetrics
 from extkv.engine.sampling_slots import SlotRequest
-from extkv.engine.scheduling import FinishReason, Scheduler
 from extkv.engine.text import OutputText
+from extkv.errors import OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.outputs import CompletionOutput, RequestMetrics
+from extkv.sched import FinishReason, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from extkv.engine.config import EngineConfig
-    from extkv.engine.outputs import LogprobEntry, RowLogprobs
     from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.engine.runner import ModelRunner
     from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
-    from extkv.engine.step_data import RequestOutput as ScheduledOutput
-    from extkv.engine.step_data import StepPlan
     from extkv.models.tokenizer import Tokenizer
+    from extkv.outputs import LogprobEntry, RowLogprobs
+    from extkv.sched import RequestOutput as ScheduledOutput
+    from extkv.sched import StepOutput, StepPlan
 
 
 @dataclass
@@ -107,7 +108,7 @@ class EngineCore:
             max_model_len=config.max_model_len,
             vocab_size=runner.model.config.vocab_size,
             block_size=config.block_size,
-            num_blocks=runner.cache.num_blocks,
+            num_blocks=runner.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._sequences: dict[int, Sequence] = {}
@@ -118,8 +119,10 @@ class EngineCore:
         if self._overlaps is None:
             self._overlaps = runner.model.device.type == "cuda"
         self._flight: _Flight | None = None
-        # Steps whose tokens the scheduler knows and the sequences do not.
-        self._collected: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
+        # Steps whose tokens the scheduler knows, but the sequences and the sampler do not; then
+        # those whose texts are not made.
+        self._collected: list[tuple[StepOutput, dict[int, RowLogprobs]]] = []
+        self._absorbed: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -189,13 +192,13 @@ class EngineCore:
         """
         self._collect()
         cache = self.runner.cache
-        if num_blocks >= cache.num_blocks:
+        if num_blocks >= self.scheduler.num_blocks:
             cache.commit(num_blocks)
             self.scheduler.grow(num_blocks)
         else:
             self.scheduler.vacate(num_blocks)
             self.scheduler.shrink(num_blocks)
-            cache.shrink(num_blocks)
+            cache.shrink(min(num_blocks, cache.num_blocks))
 
     def step(self) -> list[Sequence]:
         """Run one step and return the sequences that got a token or ended.
@@ -212,9 +215,10 @@ class EngineCore:
         except Exception:
             self._give_up()
             raise
+        self._absorb()
         changed: list[Sequence] = []
-        while self._collected:
-            outputs, logprobs = self._collected.pop(0)
+        while self._absorbed:
+            outputs, logprobs = self._absorbed.pop(0)
             changed += [
                 self._advance(scheduled, logprobs.get(scheduled.request_id))
                 for scheduled in outputs
@@ -227,14 +231,18 @@ class EngineCore:
         if self.scheduler.step_in_flight is not None:
             # An interrupt came between plan and start.
             self.scheduler.cancel_step()
-        plan = self.scheduler.schedule()
+        plan = self._schedule()
         if plan.is_empty:
             return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
-        self._enter_slots(plan, rows)
-        wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
+        wants_prompt: list[range] = []
+        if not plan.is_pure_decode:
+            wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
         is_prompt = any(wants_prompt)
         logits = self.runner.run(plan, prompt_logits=is_prompt)
+        # The device computes: from here to `_collect` the host has time.
+        self._absorb()
+        self._enter_slots(plan, rows)
         prompt_logprobs = []
         if is_prompt:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
@@ -249,6 +257,27 @@ class EngineCore:
             plan.seq_lens[sampled].tolist(),
         )
         self._flight = _Flight(plan.request_ids[sampled].tolist(), tokens, prompt_logprobs)
+
+    def _schedule(self) -> StepPlan:
+        """Plan a step whose blocks are backed; where memory ends, so does the pool from then on.
+
+        Raises:
+            OutOfMemoryError: If the blocks that memory is there for may not hold a live request.
+        """
+        cache = self.runner.cache
+        while True:
+            plan = self.scheduler.schedule()
+            try:
+                self.runner.back(plan)
+            except OutOfMemoryError as error:
+                self.scheduler.cancel_step()
+                num_blocks = cache.num_blocks + (error.available or 0) // cache.bytes_per_block
+                try:
+                    self.resize_cache(min(num_blocks, self.scheduler.num_blocks - 1))
+                except SchedulerError:
+                    raise error from None
+            else:
+                return plan
 
     def _collect(self) -> None:
         """Wait for the step in flight and tell the scheduler; nothing if there is none."""
@@ -273,14 +302,20 @@ class EngineCore:
                 self._sequences[ids[index]].error = reason
         failed = [ids[index] for index in result.failures]
         step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
-        outputs = step.requests()
-        for scheduled in outputs:
-            sequence = self._sequences.get(scheduled.request_id)
-            if sequence is not None:
-                sequence.token_ids += scheduled.token_ids
-                self.sampler.append(self._slot_of[scheduled.request_id], scheduled.token_ids)
         logprobs = {ids[index]: value for index, value in result.logprobs.items()}
-        self._collected.append((outputs, logprobs))
+        self._collected.append((step, logprobs))
+
+    def _absorb(self) -> None:
+        """Tell sequences and sampler the tokens of collected steps."""
+        while self._collected:
+            step, logprobs = self._collected.pop(0)
+            outputs = step.requests()
+            for scheduled in outputs:
+                sequence = self._sequences.get(scheduled.request_id)
+                if sequence is not None:
+                    sequence.token_ids += scheduled.token_ids
+                    self.sampler.append(self._slot_of[scheduled.request_id], scheduled.token_ids)
+            self._absorbed.append((outputs, logprobs))
 
     def _give_up(self) -> None:
         self._flight = None

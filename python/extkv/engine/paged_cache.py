@@ -6,7 +6,8 @@ over through block tables. On CUDA the Triton kernels do both, on the host their
 
 from __future__ import annotations
 
-from types import ModuleType, SimpleNamespace
+import importlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from extkv.engine.batch import StepInputs
     from extkv.kv import KVCache, KVSpec
     from extkv.models.config import ModelConfig
-
-MAX_DECODE_QUERY_LEN = 16
 
 
 def cache_layers(config: ModelConfig, block_size: int, dtype: torch.dtype) -> list[Layer]:
@@ -144,24 +143,8 @@ class PagedCache:
 
 def _ops_for(device: torch.device) -> SimpleNamespace:
     """Collect the operations for a device; Triton is imported on CUDA only."""
-    package: ModuleType
-    if device.type == "cuda":
-        from extkv import kernels as package
-    else:
-        from extkv import reference as package
-    import importlib
-
+    package = "extkv.kernels" if device.type == "cuda" else "extkv.reference"
     ops = SimpleNamespace()
-    for module, names in {
-        "kv_append": ("kv_append",),
-        "paged_attention": ("paged_attention",),
-        "decode_attention": (
-            "decode_attention",
-            "decode_workspace_size",
-            "choose_num_splits",
-        ),
-    }.items():
-        loaded = importlib.import_module(f"{package.__name__}.{module}")
-        for name in names:
-            setattr(ops, name, getattr(loaded, name))
+    for name in ("kv_append", "paged_attention", "decode_attention"):
+        vars(ops).update(vars(importlib.import_module(f"{package}.{name}")))
     return ops

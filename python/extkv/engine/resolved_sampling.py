@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extkv.engine.sampling_params import parameter_error
+from extkv.sampling_params import parameter_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from extkv.engine.sampling_params import SamplingParams
+    from extkv.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     from extkv.engine.batch import StepInputs
     from extkv.engine.config import EngineConfig
-    from extkv.engine.scheduling import StepPlan
     from extkv.kv import KVCache, SizingPlan
     from extkv.models.decoder import DecoderModel
+    from extkv.sched import StepPlan
 
     # Called with a step's largest logits, so that its memory is measured.
     ProfileSampler = Callable[[torch.Tensor], object]
@@ -53,43 +54,70 @@ class ModelRunner:
         self._paged: PagedCache | None = None
         self.cache: KVCache
         self.sizing_plan: SizingPlan
+        self.num_blocks = 0
+        self.startup_s: dict[str, float] = {}
 
     def start(self) -> None:
         """Profile, reserve, capture, measure, commit.
+
+        Steps may use `num_blocks` blocks. On CUDA all of them are committed now. On the host, which
+        other programs need too, the cache starts small: `back` commits blocks as steps use them.
 
         Raises:
             CacheTooSmallError: If the cache would not hold one request of `max_model_len`.
             OutOfMemoryError: If memory is gone meanwhile.
         """
         config = self.config
+        self._since = time.perf_counter()
         layers = cache_layers(self.model.config, config.block_size, self.model.dtype)
+        bytes_per_block = plan_cache(layers, max_blocks=1).bytes_per_block
+        max_blocks = self._most_blocks(bytes_per_block)
+        fixed_bytes = config.kv_cache_memory_bytes
+        if fixed_bytes is None and max_blocks is not None and not config.enable_extensible_kv_cache:
+            fixed_bytes = max_blocks * bytes_per_block
         sizer = SizeAfterCapture(
             layers,
             device=str(self.model.device),
             max_model_len=config.max_model_len,
             max_num_batched_tokens=config.max_num_batched_tokens,
             gpu_memory_utilization=config.gpu_memory_utilization,
-            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            kv_cache_memory_bytes=fixed_bytes,
             extensible=config.enable_extensible_kv_cache,
-            max_blocks=self._most_blocks(plan_cache(layers, max_blocks=1).bytes_per_block),
+            max_blocks=max_blocks,
+            loaded_weight_bytes=self.model.weights.num_bytes,
         )
         sizer.weights_loaded()
         sizer.profile(lambda: self._worst_step(NullCache()))
+        self._note("profile")
         if config.enable_extensible_kv_cache:
             self._attach(sizer.reserve(num_warmup_blocks=2))
             sizer.capture(self._capture)
-            sizer.measure(self._worst_real_step)
+            self._note("capture")
+            sizer.measure(lambda: self._worst_step(self._paged or NullCache()))
             self.sizing_plan = sizer.plan()
-            override = config.num_gpu_blocks_override
-            if override is not None and override < self.sizing_plan.num_blocks:
-                self.cache.commit(max(override, self.cache.num_blocks))
-            else:
-                sizer.commit()
+            self._commit(sizer)
+            self._note("size")
         else:
             sizer.measure(lambda: self._worst_step(NullCache()))
             self.sizing_plan = sizer.plan()
             self._attach(sizer.commit())
+            self.num_blocks = self.cache.num_blocks
+            self._note("size")
             self._capture()
+            self._note("capture")
+
+    def back(self, plan: StepPlan) -> None:
+        """Commit the blocks of a plan that are not committed yet; see `start`.
+
+        The scheduler hands out new blocks by ascending ids before it reuses old ones, so what is
+        committed fits the text so far.
+
+        Raises:
+            OutOfMemoryError: If the device is too full; nothing changed.
+        """
+        if self.cache.num_blocks < self.num_blocks:
+            num_blocks = 1 + int(plan.block_tables.max(initial=0))
+            self.cache.commit(max(num_blocks, self.cache.num_blocks))
 
     @property
     def graph_sizes(self) -> list[int]:
@@ -118,8 +146,23 @@ class ModelRunner:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
 
+    def _note(self, phase: str) -> None:
+        """Note how long a phase of the start took."""
+        now = time.perf_counter()
+        self.startup_s[phase], self._since = now - self._since, now
+
+    def _commit(self, sizer: SizeAfterCapture) -> None:
+        planned, override = self.sizing_plan.num_blocks, self.config.num_gpu_blocks_override
+        num_blocks = planned if override is None else min(planned, override)
+        self.num_blocks = max(num_blocks, self.cache.num_blocks)
+        if self.model.device.type == "cuda":
+            if num_blocks < planned:
+                self.cache.commit(self.num_blocks)
+            else:
+                self.num_blocks = sizer.commit().num_blocks
+
     def _most_blocks(self, bytes_per_block: int) -> int | None:
-        """Bound the reservation on the host, where memory is not the cache's alone."""
+        """Bound the cache on the host, where memory is not its alone."""
         if self.model.device.type == "cuda":
             return None
         useful = self.config.max_num_seqs * (self.config.max_blocks_per_seq + 1)
@@ -170,7 +213,3 @@ class ModelRunner:
         hidden = self.model.forward(inputs.token_ids, inputs.positions, cache)
         num_rows = min(self.config.max_num_seqs, hidden.shape[0])
         self._sample_for_profile(self.model.compute_logits(hidden[:num_rows]))
-
-    def _worst_real_step(self) -> None:
-        if self._paged is not None:
-            self._worst_step(self._paged)

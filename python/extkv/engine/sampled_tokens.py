@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.outputs import RowLogprobs
 from extkv.engine.sampling_slots import upload
+from extkv.outputs import RowLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

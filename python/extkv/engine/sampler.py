@@ -16,7 +16,6 @@ import torch
 
 from extkv.engine.resolved_sampling import ResolvedSampling
 from extkv.engine.sampled_tokens import HAS_NAN, PendingLogprobs, PendingTokens
-from extkv.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from extkv.engine.sampling_slots import (
     CHANGES_LOGITS,
     HAS_CUTOFF,
@@ -29,6 +28,7 @@ from extkv.engine.sampling_slots import (
     upload,
 )
 from extkv.errors import InvalidArgumentError
+from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

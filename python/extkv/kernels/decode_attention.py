@@ -23,7 +23,7 @@ from extkv.kernels.paged_attention import attend_tile, sequence_of, store_rows, 
 MAX_QUERY_LEN = 16
 MAX_NUM_SPLITS = 128
 _SPLIT_TILE = 16
-_PROGRAMS_PER_PROCESSOR = 4
+_PROGRAMS_PER_PROCESSOR = 2
 _MIN_TOKENS_PER_SPLIT = 128
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, the two halves of a head against each other."""
+"""Rotary position embedding of queries and keys, with the normalisation of heads before it."""
 # ruff: noqa: ANN001, ANN202, N803, PLR0917 -- Triton: untyped pointers, constants in capitals
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
@@ -22,12 +22,31 @@ from extkv.kernels.launch.arguments import (
 if TYPE_CHECKING:
     import torch
 
+    from extkv.reference.rotary_embedding import HeadNorms
+
 _MAX_TILE_ELEMENTS = 2048
 
 
 @triton.jit
+def _scaled(values, scale, norm_ptrs, mask, dtype: tl.constexpr):
+    """Values * scale * norm, rounded where `rms_norm` rounds."""
+    norm = tl.load(norm_ptrs, mask=mask, other=0.0).to(tl.float32)
+    return ((values * scale).to(dtype).to(tl.float32) * norm[None, :]).to(dtype).to(tl.float32)
+
+
+@triton.jit
 def _rotate(
-    heads_ptr, first_head, cosine, sine, dim, num_heads, stride_head, HEAD_TILE: tl.constexpr, HALF
+    heads_ptr,
+    norm_ptr,
+    eps,
+    first_head,
+    cosine,
+    sine,
+    dim,
+    num_heads,
+    stride_head,
+    HEAD_TILE: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     """(a, b) -> (a cos - b sin, b cos + a sin) for a tile of heads of one token."""
     head = first_head + tl.arange(0, HEAD_TILE)[:, None]
@@ -37,6 +56,11 @@ def _rotate(
     first = tl.load(first_ptrs, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(second_ptrs, mask=mask, other=0.0).to(tl.float32)
     dtype = heads_ptr.dtype.element_ty
+    if norm_ptr is not None:
+        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
+        scale = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        first = _scaled(first, scale, norm_ptr + dim, dim < HALF, dtype)
+        second = _scaled(second, scale, norm_ptr + HALF + dim, dim < HALF, dtype)
     tl.store(first_ptrs, (first * cosine - second * sine).to(dtype), mask=mask)
     tl.store(second_ptrs, (second * cosine + first * sine).to(dtype), mask=mask)
 
@@ -48,9 +72,12 @@ def _rotate(
 def _rotary_embedding_kernel(
     query_ptr,
     key_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
     cos_ptr,
     sin_ptr,
     positions_ptr,
+    eps,
     num_positions,
     position_stride,
     query_stride_token,
@@ -79,6 +106,8 @@ def _rotary_embedding_kernel(
         if tile < NUM_QUERY_TILES:
             _rotate(
                 query_ptr + token * query_stride_token,
+                query_norm_ptr,
+                eps,
                 tile * HEAD_TILE,
                 cosine,
                 sine,
@@ -91,6 +120,8 @@ def _rotary_embedding_kernel(
         else:
             _rotate(
                 key_ptr + token * key_stride_token,
+                key_norm_ptr,
+                eps,
                 (tile - NUM_QUERY_TILES) * HEAD_TILE,
                 cosine,
                 sine,
@@ -108,6 +139,7 @@ def _launch(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    norms: HeadNorms | None,
 ) -> None:
     num_tokens, num_heads, _ = query.shape
     num_kv_heads, half = key.shape[1], cos.shape[1]
@@ -119,9 +151,12 @@ def _launch(
         _rotary_embedding_kernel[num_tokens, num_query_tiles + num_key_tiles](
             query,
             key,
+            None if norms is None else norms.query,
+            None if norms is None else norms.key,
             cos,
             sin,
             positions,
+            0.0 if norms is None else norms.eps,
             cos.shape[0],
             positions.stride(0),
             *query.stride()[:2],
@@ -144,6 +179,8 @@ def rotary_embedding(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    *,
+    norms: HeadNorms | None = None,
 ) -> None:
     """Rotate queries and keys in place by the angles of their positions, in float32.
 
@@ -158,6 +195,8 @@ def rotary_embedding(
             keeps the precision of the angles.
         sin (float, [num_positions, half], device): Sine of each angle, same dtype.
         positions (int64 or int32, [num_tokens], device): Position of each token, any stride.
+        norms: Where given, each head is first scaled to root mean square 1 and multiplied by the
+            weight, as `rms_norm` does (Qwen3); all of a head is rotated then.
 
     Raises:
         InvalidArgumentError: If a dtype, shape, stride or device does not fit.
@@ -175,5 +214,13 @@ def rotary_embedding(
             f"cos must have between 1 and head_dim / 2 = {head_dim // 2} columns, got "
             f"{cos.shape[1]}"
         )
+    if norms is not None:
+        if 2 * cos.shape[1] != head_dim:
+            raise InvalidArgumentError(
+                f"cos must have head_dim / 2 = {head_dim / 2:g} columns where heads are "
+                f"normalised, got {cos.shape[1]}"
+            )
+        for name, norm in (("norms.query", norms.query), ("norms.key", norms.key)):
+            check_tensor(name, norm, [query.dtype], [head_dim], device, is_last_dim_dense=True)
     if num_tokens > 0:
-        _launch(query, key, cos, sin, positions)
+        _launch(query, key, cos, sin, positions, norms)

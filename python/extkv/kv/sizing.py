@@ -9,7 +9,7 @@ byte, prints, and can be replayed from JSON on a machine without the device.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from extkv import _extkv
@@ -145,6 +145,7 @@ class SizeAfterCapture:
         encoder_cache: ``(cache_size, embed_size, dtype)`` of a multimodal encoder cache, held at
             full size from `profile` on; a size of 0 holds none.
         ranks: The other ranks, if there are several.
+        loaded_weight_bytes: Weights that are on the device already; the plan shows them as weights.
         probe: How memory is read.
 
     Raises:
@@ -165,6 +166,7 @@ class SizeAfterCapture:
         max_blocks: int | None = None,
         encoder_cache: tuple[int, int, torch.dtype] | None = None,
         ranks: RankGroup | None = None,
+        loaded_weight_bytes: int = 0,
         probe: Probe | None = None,
     ) -> None:
         if extensible and kv_cache_memory_bytes is not None:
@@ -199,6 +201,13 @@ class SizeAfterCapture:
             "mode": "extensible" if extensible else "fixed",
         }
         start = self._probe.read()
+        # As if this had been made before they were loaded.
+        start = replace(
+            start,
+            driver_free_bytes=min(total, start.driver_free_bytes + loaded_weight_bytes),
+            allocated_bytes=max(0, start.allocated_bytes - loaded_weight_bytes),
+            reserved_bytes=max(0, start.reserved_bytes - loaded_weight_bytes),
+        )
         self._record("start", start, start)
 
     def weights_loaded(self, load: Callable[[], object] | None = None) -> None:

@@ -13,14 +13,15 @@ import torch
 from torch.nn import functional
 
 from extkv.errors import InvalidArgumentError
-from extkv.models.ops import DecoderOps
+from extkv.models.ops import DecoderOps, Norm
 from extkv.models.rope import rope_tables
+from extkv.reference.rotary_embedding import HeadNorms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.models.config import ModelConfig
-    from extkv.models.weights import LayerWeights, ModelWeights
+    from extkv.models.weights import ModelWeights
 
 # Tap that stands for the embedding output.
 EMBEDDING_TAP = -1
@@ -62,7 +63,7 @@ class DecoderModel:
     Attributes:
         config: Shape and constants.
         weights: Weights.
-        ops: Implementation of the small operations.
+        ops: Implementation of what is computed outside attention.
         num_positions: Positions that may occur are 0 to `num_positions - 1`.
     """
 
@@ -95,9 +96,16 @@ class DecoderModel:
         windows = [config.layer_window(layer_id) for layer_id in range(config.num_layers)]
         # A window that no sequence outgrows hides nothing.
         self._has_windows = any(window is not None and window < length for window in windows)
-        # The norm that follows each layer, so that it can be fused with the residual addition.
-        self._next_norms = [layer.input_norm for layer in weights.layers[1:]]
-        self._next_norms.append(weights.final_norm)
+        eps = config.rms_norm_eps
+        self._norms = [Norm(layer.input_norm, eps) for layer in weights.layers]
+        self._norms.append(Norm(weights.final_norm, eps))
+        self._mlp_norms = [Norm(layer.post_attention_norm, eps) for layer in weights.layers]
+        self._head_norms = [
+            None
+            if layer.q_norm is None or layer.k_norm is None
+            else HeadNorms(layer.q_norm, layer.k_norm, eps)
+            for layer in weights.layers
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -187,41 +195,45 @@ class DecoderModel:
         taps: Sequence[int],
         out: torch.Tensor | None,
     ) -> torch.Tensor:
-        weights, ops, eps = self.weights, self.ops, self.config.rms_norm_eps
+        weights, ops = self.weights, self.ops
         residual = functional.embedding(token_ids, weights.embedding)
         _copy_tap(EMBEDDING_TAP, residual, taps, out)
-        hidden = ops.rms_norm(residual, weights.layers[0].input_norm, eps)
+        normalized = ops.normalize(residual, self._norms[0])
         for layer_id, layer in enumerate(weights.layers):
-            hidden = self._attention(layer_id, hidden, positions, cache)
-            hidden = ops.rms_norm(hidden, layer.post_attention_norm, eps, residual=residual)
-            hidden = self._mlp(layer, hidden)
-            hidden = ops.rms_norm(hidden, self._next_norms[layer_id], eps, residual=residual)
+            heads = ops.linear(normalized, layer.qkv_proj, layer.qkv_bias)
+            attended = self._attention(layer_id, heads, positions, cache)
+            normalized = ops.add_linear(
+                residual, attended, layer.o_proj, layer.o_bias, self._mlp_norms[layer_id]
+            )
+            gated = ops.gated_linear(normalized, layer.gate_up_proj, layer.gate_up_bias)
+            # The normalisation that follows: of the next layer, or the last one.
+            normalized = ops.add_linear(
+                residual, gated, layer.down_proj, layer.down_bias, self._norms[layer_id + 1]
+            )
             _copy_tap(layer_id, residual, taps, out)
-        return hidden
+        return ops.hidden(normalized, residual, self._norms[-1])
 
     def _attention(
-        self,
-        layer_id: int,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        cache: AttentionCache,
+        self, layer_id: int, fused: torch.Tensor, positions: torch.Tensor, cache: AttentionCache
     ) -> torch.Tensor:
-        config, layer = self.config, self.weights.layers[layer_id]
-        fused = functional.linear(hidden, layer.qkv_proj, layer.qkv_bias)
-        heads = fused.view(hidden.shape[0], -1, config.head_dim)
+        """Rotate queries and keys, and attend.
+
+        Args:
+            layer_id: The layer.
+            fused (model dtype, [num_tokens, num_all_heads * head_dim]): Queries, keys, values.
+            positions: As in `forward`.
+            cache: As in `forward`.
+
+        Returns:
+            Tensor (model dtype, [num_tokens, num_heads * head_dim]).
+        """
+        config = self.config
+        heads = fused.view(fused.shape[0], -1, config.head_dim)
         key_start, value_start = config.num_heads, config.num_heads + config.num_kv_heads
         query, key = heads[:, :key_start], heads[:, key_start:value_start]
-        value = heads[:, value_start:]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = self.ops.rms_norm(query, layer.q_norm, config.rms_norm_eps)
-            key = self.ops.rms_norm(key, layer.k_norm, config.rms_norm_eps)
-        self.ops.rotary_embedding(query, key, self._cosine, self._sine, positions)
-        attended = cache.attend(layer_id, query, key, value)
-        return functional.linear(attended.flatten(1), layer.o_proj, layer.o_bias)
-
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        gate_up = functional.linear(hidden, layer.gate_up_proj, layer.gate_up_bias)
-        return functional.linear(self.ops.silu_and_mul(gate_up), layer.down_proj, layer.down_bias)
+        norms = self._head_norms[layer_id]
+        self.ops.rotate(query, key, self._cosine, self._sine, positions, norms=norms)
+        return cache.attend(layer_id, query, key, heads[:, value_start:]).flatten(1)
 
     def _tap_output(
         self, taps: Sequence[int], num_tokens: int, out: torch.Tensor | None

@@ -70,6 +70,16 @@ class ModelWeights:
     final_norm: torch.Tensor
     lm_head: torch.Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights; a tied head counts once."""
+        tensors = [self.embedding, self.final_norm]
+        if self.lm_head is not self.embedding:
+            tensors.append(self.lm_head)
+        for layer in self.layers:
+            tensors += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+        return sum(tensor.nbytes for tensor in tensors)
+
 
 SlotKind = Literal["matrix", "norm", "bias"]
 

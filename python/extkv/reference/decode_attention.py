@@ -9,7 +9,7 @@ from extkv.reference.paged_attention import paged_attention
 if TYPE_CHECKING:
     import torch
 
-_PROGRAMS_PER_PROCESSOR = 4
+_PROGRAMS_PER_PROCESSOR = 2
 _MIN_TOKENS_PER_SPLIT = 128
 _MAX_NUM_SPLITS = 128
 

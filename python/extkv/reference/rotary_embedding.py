@@ -1,8 +1,26 @@
-"""Rotary position embedding of queries and keys, the two halves of a head against each other."""
+"""Rotary position embedding of queries and keys, with the normalisation of heads before it."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+from extkv.reference.rms_norm import rms_norm
+
+
+class HeadNorms(NamedTuple):
+    """Normalisation of heads before they are rotated.
+
+    Attributes:
+        query (float, [head_dim]): Scale of query heads.
+        key (float, [head_dim]): Scale of key heads.
+        eps: Added to the mean square.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    eps: float
 
 
 def rotary_embedding(
@@ -11,6 +29,8 @@ def rotary_embedding(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
+    *,
+    norms: HeadNorms | None = None,
 ) -> None:
     """Rotate in place; see `extkv.kernels.rotary_embedding.rotary_embedding`."""
     num_positions, half = cos.shape
@@ -18,6 +38,9 @@ def rotary_embedding(
     rows = positions.clamp(0, num_positions - 1)
     cosine = cos[rows].to(torch.float32)[:, None, :]  # [num_tokens, 1, half]
     sine = sin[rows].to(torch.float32)[:, None, :]
+    if norms is not None:
+        for heads, weight in ((query, norms.query), (key, norms.key)):
+            heads.copy_(torch.where(is_known, rms_norm(heads, weight, norms.eps), heads))
     for heads in (query, key):
         first = heads[..., :half].to(torch.float32)
         second = heads[..., half : 2 * half].to(torch.float32)

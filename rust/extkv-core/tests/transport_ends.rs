@@ -1,5 +1,7 @@
 //! A front end and engines of ours, talking to each other on loopback.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
 use std::time::Duration;
 
 use extkv_core::protocol::{

@@ -15,9 +15,9 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 
 use super::engine::untyped;
 use super::limits::{Seconds, socket_limits};
-use super::values::value_to_python;
+use super::values::{frames_to_python, value_to_python};
 use crate::error::{BindingError, BindingResult};
-use crate::protocol::{Frames, profile_of, to_frames};
+use crate::protocol::{Frames, profile_of};
 
 /// A front end's sockets.
 #[pyclass(frozen, name = "FrontEnd", module = "extkv._extkv")]
@@ -100,7 +100,7 @@ impl PyFrontEnd {
     /// Frames of what an engine said of itself; empty before that, and of old engines.
     fn response(&self, py: Python<'_>, engine: u16) -> PyResult<Vec<Py<PyBytes>>> {
         let frames = self.inner.response_frames(engine).map_err(BindingError::from)?;
-        Ok(to_frames(py, &frames))
+        Ok(frames_to_python(py, &frames))
     }
 
     /// Name of the wire profile that an engine speaks.
@@ -283,7 +283,7 @@ fn frames_of_output(
         ..EngineCoreOutputs::default()
     };
     let frames = encode(&batch, Profile::V0_33).map_err(BindingError::from)?;
-    Ok(to_frames(py, &frames))
+    Ok(frames_to_python(py, &frames))
 }
 
 fn outcome_to_python(py: Python<'_>, outcome: CallOutcome) -> PyResult<Bound<'_, PyAny>> {

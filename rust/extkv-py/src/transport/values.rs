@@ -110,3 +110,8 @@ fn value_from_python(object: &Bound<'_, PyAny>, depth: usize) -> PyResult<Value>
         Err(PyTypeError::new_err(format!("a {name} has no form on the wire")))
     }
 }
+
+/// Python's frames of a message.
+pub(super) fn frames_to_python(py: Python<'_>, frames: &[Bytes]) -> Vec<Py<PyBytes>> {
+    frames.iter().map(|frame| PyBytes::new(py, frame).unbind()).collect()
+}

@@ -11,32 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from extkv import _extkv
-from extkv.engine.step_data import (
-    FinishReason,
-    PrefixCacheStats,
-    RequestOutput,
-    SchedulerStats,
-    StepOutput,
-    StepPlan,
-)
+from extkv.sched.steps import SchedulerStats, StepOutput, StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
-    Integers = Sequence[int] | npt.NDArray[np.integer]
+    from extkv.sched.steps import FinishReason
 
-__all__ = [
-    "FinishReason",
-    "PrefixCacheStats",
-    "RequestOutput",
-    "Scheduler",
-    "SchedulerStats",
-    "SchedulingPolicy",
-    "StepOutput",
-    "StepPlan",
-]
+    Integers = Sequence[int] | npt.NDArray[np.integer]
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
