@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from extkv.engine.sampling_params import SamplingParams
+from extkv.sampling_params import SamplingParams
 from extkv.errors import NotConnectedError
 from support.zmq_peers import ABORT, ABORTED, ERROR, LENGTH, STOP, request_fields, unpack
 

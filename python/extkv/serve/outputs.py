@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.engine.core import Sequence as EngineSequence
-    from extkv.engine.outputs import LogprobEntry
+    from extkv.outputs import LogprobEntry
 
 ABORTED = 2
 FAILED = 3

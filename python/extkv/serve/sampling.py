@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from extkv.engine.resolved_sampling import ModelLimits, ResolvedSampling, resolve_sampling_params
-from extkv.engine.sampling_params import MAX_LOGPROBS, SamplingParams
+from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 from extkv.errors import UnsupportedRequestError
 
 if TYPE_CHECKING:

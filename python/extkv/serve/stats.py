@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from extkv.engine.scheduling import Scheduler
+    from extkv.sched import Scheduler
 
 # The scheduler's own statistics take time with the number of blocks.
 REFRESH_S = 0.5

@@ -9,7 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from extkv.engine.resolved_sampling import ModelLimits
-from extkv.engine.sampling_params import request_seed
+from extkv.sampling_params import request_seed
 from extkv.errors import ExtkvError, SchedulerError, UnsupportedRequestError
 from extkv.serve.outputs import ABORTED, FAILED, RequestNews, ServedSequence
 from extkv.serve.sampling import fit_sampling
