@@ -53,9 +53,10 @@ def test_imports_follow_the_arrows(path: Path):
         assert not uses("extkv.engine")
     if folder(path) in {"models", "engine", "kernels", "reference"}:
         assert not uses("extkv.cli")
-    if folder(path) in {"protocol", "sched"}:
+    if folder(path) in {"protocol", "sched", "transport"}:
         assert not uses("torch")
         assert not uses("extkv.engine")
+        assert not uses("extkv.serve")
     if folder(path) == "engine":
         assert not uses("extkv.bench")
 
