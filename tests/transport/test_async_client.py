@@ -9,9 +9,8 @@ import pytest
 from extkv.errors import EngineDeadError, TransportTimeoutError, UtilityCallError
 from extkv.transport import AsyncEngineClient, EngineClient
 from support.core_requests import core_request
+from support.waiting import LONG_S
 from support.zmq_peers import ABORT, ADD, LENGTH, EnginePeer
-
-LONG_S = 20.0
 
 
 def run(scenario) -> None:

@@ -26,6 +26,7 @@ from extkv.transport import (
     RequestArrived,
     WaveStarted,
 )
+from support.waiting import LONG_S
 from support.zmq_peers import (
     ABORT,
     ADD,
@@ -41,8 +42,6 @@ from support.zmq_peers import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-LONG_S = 20.0
 
 
 @contextmanager

@@ -16,12 +16,12 @@ import pytest
 from extkv.errors import EngineDeadError
 from extkv.transport import ClientLost, EngineClient, EngineConnection
 from support.core_requests import core_request
+from support.waiting import LONG_S
 from support.zmq_peers import READY_RESPONSE, EnginePeer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG_S = 20.0
 TESTS = Path(__file__).parents[1]
 
 ENGINE = """

@@ -348,3 +348,13 @@ fn clients_that_do_not_exist_are_typed_errors() {
         assert!(matches!(error, TransportError::UnknownClient { num_clients: 1, .. }), "{error}");
     }
 }
+
+#[test]
+fn a_response_that_lacks_a_field_is_not_sent() {
+    let front = front_end(1, |_| ());
+    let engine = EngineEnd::connect(EngineOptions::new(front.handshake_address(), 0)).unwrap();
+    let incomplete = EngineCoreReadyResponse { dtype: None, ..ready_response() };
+    let error = engine.start(&incomplete).unwrap_err();
+    assert!(matches!(error, TransportError::Unencodable { .. }), "{error}");
+    assert!(error.to_string().contains("dtype"), "{error}");
+}

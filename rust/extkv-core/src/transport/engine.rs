@@ -14,61 +14,21 @@ use parking_lot::Mutex;
 use crate::protocol::coordinator::SUBSCRIBE_ALL;
 use crate::protocol::output::ENGINE_CORE_DEAD;
 use crate::protocol::{
-    CallId, EngineCoreReadyResponse, EngineHandshakeMetadata, HandshakeMessage, HandshakeStatus,
-    Profile, Skipped, Wire, decode, encode,
+    CallId, EngineCoreReadyResponse, EngineHandshakeMetadata, HandshakeStatus, Profile, Skipped,
+    Wire, decode, encode,
 };
 
 use super::endpoint::Endpoint;
 use super::engine_input::{CoordinatorHandler, EngineInput, InputHandler, OutputHandler};
+use super::engine_options::{EngineOptions, check_addresses, handshake_frames, identity};
 use super::error::{TransportError, TransportResult};
 use super::gate::Gate;
 use super::inbox::Inbox;
 use super::io::IoThread;
 use super::replies;
 use super::slot::Slot;
-use super::socket::{Handler, Link, Socket, SocketLimits, SocketOptions};
+use super::socket::{Handler, Link, Socket, SocketOptions};
 use super::zmtp::{Frames, SocketKind};
-
-/// How an engine joins its front end.
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Where the front end listens for HELLO.
-    pub handshake_address: String,
-    /// The engine's index, which is its identity.
-    pub engine_index: u16,
-    /// Whether it runs on the front end's node.
-    pub is_local: bool,
-    /// Whether it was started without a front end of its own.
-    pub is_headless: bool,
-    /// Hash of the parallel configuration, for mixture-of-experts models.
-    pub parallel_config_hash: Option<String>,
-    /// How requests are read and answers written.
-    pub profile: Profile,
-    /// How long the handshake may take.
-    pub handshake_timeout: Duration,
-    /// Bytes of input that may wait before reading stops.
-    pub max_waiting_bytes: usize,
-    /// For all sockets.
-    pub limits: SocketLimits,
-}
-
-impl EngineOptions {
-    /// Usual options for this address and index.
-    #[must_use]
-    pub fn new(handshake_address: &str, engine_index: u16) -> Self {
-        Self {
-            handshake_address: handshake_address.to_owned(),
-            engine_index,
-            is_local: false,
-            is_headless: true,
-            parallel_config_hash: None,
-            profile: Profile::default(),
-            handshake_timeout: Duration::from_secs(300),
-            max_waiting_bytes: 64 << 20,
-            limits: SocketLimits::default(),
-        }
-    }
-}
 
 /// What the sockets' handlers and the engine share.
 pub(super) struct EngineShared {
@@ -399,29 +359,12 @@ impl std::fmt::Debug for EngineEnd {
     }
 }
 
-fn identity(engine_index: u16) -> Bytes {
-    Bytes::copy_from_slice(&engine_index.to_le_bytes())
-}
-
 fn client_name(client: usize) -> String {
     format!("client {client}")
 }
 
 fn timed_out(what: &str, waited: Duration) -> TransportError {
     TransportError::TimedOut { what: what.to_owned(), waited }
-}
-
-fn handshake_frames(options: &EngineOptions, status: HandshakeStatus) -> TransportResult<Frames> {
-    let message = HandshakeMessage {
-        status,
-        local: options.is_local,
-        headless: options.is_headless,
-        parallel_config_hash: match status {
-            HandshakeStatus::Hello => None,
-            HandshakeStatus::Ready => options.parallel_config_hash.clone(),
-        },
-    };
-    frames_of("a handshake message", &message, options.profile)
 }
 
 /// A message's frames.
@@ -432,15 +375,4 @@ pub(super) fn frames_of<T: Wire>(
 ) -> TransportResult<Frames> {
     encode(message, profile)
         .map_err(|error| TransportError::Unencodable { what, reason: error.to_string() })
-}
-
-fn check_addresses(metadata: &EngineHandshakeMetadata) -> TransportResult<()> {
-    let addresses = &metadata.addresses;
-    let (inputs, outputs) = (addresses.inputs.len(), addresses.outputs.len());
-    if inputs == outputs && inputs > 0 {
-        return Ok(());
-    }
-    let reason =
-        format!("{inputs} input and {outputs} output addresses, expected one of each per client");
-    Err(TransportError::Malformed { what: "INIT", reason })
 }

@@ -5,15 +5,12 @@
 //! then. What was being written when the connection broke is lost.
 
 use std::collections::HashMap;
-use std::net::TcpListener as StdTcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
@@ -22,9 +19,10 @@ use super::error::{TransportError, TransportResult};
 use super::gate::Gate;
 use super::io::IoThread;
 use super::outbox::{Outbox, PushError};
+use super::stream::{Listener, Reader, Writer, connect};
 use super::zmtp::{
-    FrameReader, Frames, HeartbeatOptions, Limits, SocketKind, ZmtpError, read_messages,
-    shake_hands, write_messages,
+    Frames, HeartbeatOptions, Limits, SocketKind, ZmtpError, read_messages, shake_hands,
+    write_messages,
 };
 
 const MAX_IDENTITY_LEN: usize = 255;
@@ -32,12 +30,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LONGEST_RETRY: Duration = Duration::from_millis(1000);
-/// What a peer may send before it has said who it is.
-const HANDSHAKE_LIMITS: Limits = Limits { message_bytes: 64 * 1024, num_frames: 1 };
 const MAX_FRAMES: usize = 1 << 20;
-
-type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
-type Writer = Box<dyn AsyncWrite + Send + Unpin>;
 
 /// What all sockets of a transport share.
 #[derive(Debug, Clone, Copy)]
@@ -235,51 +228,6 @@ struct Shared {
     links: Arc<Links>,
 }
 
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
-impl Listener {
-    fn open(endpoint: &Endpoint) -> std::io::Result<(Self, Endpoint)> {
-        match endpoint {
-            Endpoint::Tcp { host, port } => {
-                let name = if host == "*" { "0.0.0.0" } else { host };
-                let listener = StdTcpListener::bind((name, *port))?;
-                listener.set_nonblocking(true)?;
-                let port = listener.local_addr()?.port();
-                let endpoint = Endpoint::Tcp { host: host.clone(), port };
-                Ok((Self::Tcp(TcpListener::from_std(listener)?), endpoint))
-            }
-            Endpoint::Ipc(path) => {
-                // A socket file that nobody listens on is left over from a process that was killed.
-                if path.exists() && std::os::unix::net::UnixStream::connect(path).is_err() {
-                    std::fs::remove_file(path)?;
-                }
-                Ok((Self::Unix(UnixListener::bind(path)?), endpoint.clone()))
-            }
-        }
-    }
-
-    async fn accept(&self) -> std::io::Result<(Reader, Writer)> {
-        match self {
-            Self::Tcp(listener) => split_tcp(listener.accept().await?.0),
-            Self::Unix(listener) => Ok(split_unix(listener.accept().await?.0)),
-        }
-    }
-}
-
-fn split_tcp(stream: TcpStream) -> std::io::Result<(Reader, Writer)> {
-    stream.set_nodelay(true)?;
-    let (read, write) = stream.into_split();
-    Ok((FrameReader::new(Box::new(read), HANDSHAKE_LIMITS), Box::new(write)))
-}
-
-fn split_unix(stream: UnixStream) -> (Reader, Writer) {
-    let (read, write) = stream.into_split();
-    (FrameReader::new(Box::new(read), HANDSHAKE_LIMITS), Box::new(write))
-}
-
 async fn accept(listener: Listener, shared: Arc<Shared>) {
     // Dropping the set with this task ends the connections.
     let mut connections = tokio::task::JoinSet::new();
@@ -411,15 +359,7 @@ async fn open(
     endpoint: &Endpoint,
     shared: &Shared,
 ) -> Result<(Reader, Writer, Bytes, bool), ZmtpError> {
-    let connecting = async {
-        match endpoint {
-            Endpoint::Tcp { host, port } => {
-                split_tcp(TcpStream::connect((host.as_str(), *port)).await?)
-            }
-            Endpoint::Ipc(path) => Ok(split_unix(UnixStream::connect(path).await?)),
-        }
-    };
-    let (mut reader, mut writer) = timeout(CONNECT_TIMEOUT, connecting)
+    let (mut reader, mut writer) = timeout(CONNECT_TIMEOUT, connect(endpoint))
         .await
         .map_err(|_| ZmtpError::Silent(CONNECT_TIMEOUT.as_secs_f64()))??;
     let (identity, has_heartbeats) = greet(shared, &mut reader, &mut writer).await?;
