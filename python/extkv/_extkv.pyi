@@ -30,10 +30,13 @@ from extkv.protocol.stats import PrefillStats, RequestSpecDecodeMetrics, Schedul
 __all__ = [
     "Buffer",
     "CachePlan",
+    "Call",
     "Device",
     "EngineCoreOutput",
     "EngineCoreOutputs",
     "EngineCoreRequest",
+    "EngineEnd",
+    "FrontEnd",
     "KvSpec",
     "Layer",
     "Layout",
@@ -41,7 +44,9 @@ __all__ = [
     "PreparedGrowth",
     "SamplingParams",
     "Scheduler",
+    "ServedRequest",
     "StepOutput",
+    "Stream",
     "agree",
     "check_commit",
     "common_block_bytes",
@@ -854,3 +859,143 @@ def protocol_profile_of_version(version: str) -> str:
 
 def protocol_request_type(frame: bytes) -> int:
     """Read the number that a type frame announces."""
+
+@final
+class ServedRequest:
+    """A request that a client sent: what an engine needs of it."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt_token_ids(self) -> list[int] | None: ...
+    @property
+    def sampling_params(self) -> dict[str, Any] | None:
+        """By vLLM's field names, without what has its default; None for pooling."""
+    @property
+    def priority(self) -> int: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def current_wave(self) -> int: ...
+    @property
+    def abort_immediately(self) -> bool: ...
+    @property
+    def special_fields(self) -> list[str]:
+        """Fields that are set and that change what must be computed."""
+
+@final
+class EngineEnd:
+    """An engine's connections to its front ends and to the coordinator."""
+
+    @staticmethod
+    def connect(
+        handshake_address: str,
+        engine_index: int,
+        *,
+        is_local: bool,
+        is_headless: bool,
+        profile: str,
+        handshake_timeout_s: float | None,
+        parallel_config_hash: str | None = None,
+        max_waiting_bytes: int | None = None,
+        max_message_bytes: int | None = None,
+        max_queued_bytes: int | None = None,
+        heartbeat_s: tuple[float, float] | None = None,
+        reconnect_for_s: float | None = None,
+    ) -> EngineEnd: ...
+    @property
+    def metadata(self) -> Any: ...
+    @property
+    def num_clients(self) -> int: ...
+    @property
+    def has_coordinator(self) -> bool: ...
+    @property
+    def num_skipped(self) -> int: ...
+    def start(self, ready_response: dict[str, Any]) -> None: ...
+    def receive(self, timeout_s: float | None) -> list[tuple[str, Any]]:
+        """Kind and contents of each input."""
+    def wake(self) -> None: ...
+    def send_outputs(
+        self,
+        client: int,
+        news: list[Any],
+        *,
+        timestamp: float,
+        scheduler_stats: dict[str, Any] | None,
+        finished_requests: list[str] | None,
+        over_limit: bool,
+    ) -> None: ...
+    def answer(self, client: int, call_id: int, *, value: object, failure: str | None) -> None: ...
+    def send_to_coordinator(
+        self,
+        *,
+        timestamp: float,
+        scheduler_stats: dict[str, Any] | None = None,
+        wave_complete: int | None = None,
+        start_wave: int | None = None,
+    ) -> None: ...
+    def num_queued_bytes(self, client: int) -> int: ...
+    def refuse_work(self) -> None: ...
+    def send_dead(self) -> None: ...
+    def close(self, linger_s: float | None) -> None: ...
+
+@final
+class FrontEnd:
+    """A front end's sockets."""
+
+    @staticmethod
+    def bind(
+        handshake_address: str,
+        *,
+        input_address: str,
+        output_address: str,
+        num_engines: int,
+        expects_local: bool | None,
+        profile: str,
+        coordinator: tuple[str, str, str] | None = None,
+        max_stream_bytes: int | None = None,
+        max_message_bytes: int | None = None,
+        max_queued_bytes: int | None = None,
+        heartbeat_s: tuple[float, float] | None = None,
+    ) -> FrontEnd: ...
+    @property
+    def handshake_address(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    def take_ready(self) -> list[int]: ...
+    def wait_ready(self, timeout_s: float | None) -> None: ...
+    def statuses(self) -> list[str]: ...
+    def response(self, engine: int) -> list[bytes]: ...
+    def profile(self, engine: int) -> str: ...
+    def add(self, frames: list[bytes], *, profile: str, engine: int | None) -> Stream: ...
+    def abort(self, request_ids: list[str]) -> None: ...
+    def call(self, engine: int, method: str, args: tuple[object, ...]) -> Call: ...
+    def declare_dead(self, engine: int, reason: str) -> None: ...
+    def counts(self) -> dict[str, int]: ...
+    def take_notices(self) -> list[str]: ...
+    def close(self, linger_s: float | None) -> None: ...
+
+@final
+class Stream:
+    """Outputs of one request. Dropping an unfinished one aborts the request."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def engine(self) -> int: ...
+    @property
+    def key(self) -> int: ...
+    def take_or_await(self) -> tuple[str, Any] | None: ...
+    def wait(self, timeout_s: float | None) -> tuple[str, Any] | None: ...
+    def abort(self) -> None: ...
+
+@final
+class Call:
+    """A call of an engine's method."""
+
+    @property
+    def key(self) -> int: ...
+    def take_or_await(self) -> tuple[str, Any] | None: ...
+    def wait(self, timeout_s: float | None) -> tuple[str, Any]: ...

@@ -53,9 +53,10 @@ def test_imports_follow_the_arrows(path: Path):
         assert not uses("extkv.engine")
     if folder(path) in {"models", "engine", "kernels", "reference"}:
         assert not uses("extkv.cli")
-    if folder(path) in {"protocol", "sched"}:
+    if folder(path) in {"protocol", "sched", "transport"}:
         assert not uses("torch")
         assert not uses("extkv.engine")
+        assert not uses("extkv.serve")
     if folder(path) == "engine":
         assert not uses("extkv.bench")
 
@@ -109,11 +110,12 @@ def test_libraries_do_not_know_python_or_each_other():
 
 def test_core_layers_do_not_look_up():
     source = ROOT / "rust/extkv-core/src"
-    for name in ("kv", "protocol"):
+    for name in ("kv", "protocol", "transport"):
         for path in sorted((source / name).rglob("*.rs")):
             text = path.read_text()
             assert "crate::driver" not in text, path
             assert "crate::memory" not in text, path
+            assert name == "transport" or "crate::transport" not in text, path
     for path in sorted((source / "memory").rglob("*.rs")):
         text = path.read_text()
         assert "CudaDriver" not in text, path

@@ -12,6 +12,7 @@ from extkv.cli.bench import bench
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
+from extkv.cli.serve import serve
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(serve)
 app.command()(doctor)
 app.add_typer(bench)
 

@@ -6,6 +6,7 @@
 //! | memory | [`memory`] | reservations, segments, growth that happens whole or not at all |
 //! | layouts | [`kv`], [`dtype`] | which block lies where, how many blocks fit: pure arithmetic |
 //! | wire | [`protocol`] | the bytes of vLLM's EngineCore messages |
+//! | transport | [`transport`] | EngineCore's sockets, both ends |
 //! | values | [`units`], [`error`] | sizes with units, every failure as data |
 //!
 //! `kv` and `protocol` know neither of the layers above it; `memory` sees only the trait [`driver::VmmDriver`]. Nothing here knows Python or torch.
@@ -16,6 +17,7 @@ pub mod error;
 pub mod kv;
 pub mod memory;
 pub mod protocol;
+pub mod transport;
 pub mod units;
 
 pub use error::{DriverError, Error, ProbeError, Result};

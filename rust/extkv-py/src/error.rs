@@ -5,6 +5,7 @@ use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCa
 use extkv_core::protocol::output_rows::RowsError;
 use extkv_core::protocol::tensor::ArrayError;
 use extkv_core::protocol::{DecodeError, EncodeError, ProfileError, StackError};
+use extkv_core::transport::TransportError;
 use extkv_core::{DriverError, Error, ProbeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -36,6 +37,7 @@ pub(crate) enum BindingError {
     Array(ArrayError),
     Stack(StackError),
     UnknownMessage(UnknownMessage),
+    Transport(TransportError),
 }
 
 /// A kind of message that there is not.
@@ -77,6 +79,7 @@ from_core! {
     DecodeError => Decode,
     EncodeError => Encode,
     ProfileError => Profile,
+    TransportError => Transport,
 }
 
 impl From<RecordError> for BindingError {
@@ -138,6 +141,7 @@ impl BindingError {
             Self::Array(error) => error,
             Self::Stack(error) => error,
             Self::UnknownMessage(error) => error,
+            Self::Transport(error) => error,
         }
     }
 }
@@ -174,6 +178,25 @@ fn class_name(error: &BindingError) -> &'static str {
         | BindingError::Array(_)
         | BindingError::Stack(_)
         | BindingError::UnknownMessage(_) => "InvalidArgumentError",
+        BindingError::Transport(error) => transport_class_name(error),
+    }
+}
+
+fn transport_class_name(error: &TransportError) -> &'static str {
+    match error {
+        TransportError::Address { .. }
+        | TransportError::Identity { .. }
+        | TransportError::UnknownEngine { .. }
+        | TransportError::UnknownClient { .. }
+        | TransportError::DuplicateRequest { .. }
+        | TransportError::Unencodable { .. } => "InvalidArgumentError",
+        TransportError::Bind { .. } | TransportError::Thread(_) => "TransportError",
+        TransportError::Closed => "TransportClosedError",
+        TransportError::NotConnected { .. } => "NotConnectedError",
+        TransportError::Stalled { .. } => "StalledPeerError",
+        TransportError::TimedOut { .. } => "TransportTimeoutError",
+        TransportError::Malformed { .. } => "MalformedMessageError",
+        TransportError::EngineDead { .. } => "EngineDeadError",
     }
 }
 

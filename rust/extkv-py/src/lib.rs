@@ -8,6 +8,7 @@ mod memory;
 mod protocol;
 mod sched;
 mod sizing;
+mod transport;
 
 use pyo3::prelude::*;
 
@@ -37,4 +38,6 @@ mod _extkv {
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,
         reservation_blocks, size_from_trace,
     };
+    #[pymodule_export]
+    use super::transport::{PyCall, PyEngineEnd, PyFrontEnd, PyServedRequest, PyStream};
 }
