@@ -152,7 +152,7 @@ def test_a_sequence_may_end_at_the_context_limit(loaded):
 
 def test_growth_and_shrink_in_the_middle_keep_text_and_context(loaded, expected):
     llm = engine(loaded, knowing_drafter(loaded), num_gpu_blocks_override=20)
-    step, sizes, count = llm.engine.step, {3: 60, 6: 14, 10: 50}, itertools.count(1)
+    step, sizes, count = llm.engine.step, {3: 40, 6: 14, 10: 42}, itertools.count(1)
 
     def disturbed():
         size = sizes.get(next(count))
