@@ -118,7 +118,7 @@ def main() -> None:
     report.add("draft round", "bytes over copy bandwidth, batch 1", [floor_us])
     for batch in batches:
         rate, times = run_batch(llm, batch, 200)
-        counts = llm.engine.drafting.counts
+        counts = llm.draft_counts
         round_us = draft_round_us(llm, batch)
         extra = {
             "tokens_per_second": rate,

@@ -114,7 +114,7 @@ def assert_idle(llm: LLM) -> None:
 def test_greedy_text_is_that_of_the_target(loaded, expected, options):
     llm = engine(loaded, knowing_drafter(loaded), **options)
     assert tokens(llm) == expected
-    counts = llm.engine.drafting.counts
+    counts = llm.draft_counts
     assert counts.accepted_length > 2
     assert counts.num_drafted[0] == counts.num_rounds
     assert all(a >= b for a, b in itertools.pairwise(counts.num_accepted))
@@ -136,7 +136,7 @@ def test_every_head_and_method_keeps_greedy_text(loaded, expected, head, method,
 def test_fewer_drafts_than_the_block_are_a_prefix(loaded, expected):
     llm = engine(loaded, knowing_drafter(loaded), speculative={"num_speculative_tokens": 2})
     assert tokens(llm) == expected
-    assert len(llm.engine.drafting.counts.num_drafted) == 2
+    assert len(llm.draft_counts.num_drafted) == 2
 
 
 def test_a_sequence_may_end_at_the_context_limit(loaded):
@@ -162,7 +162,7 @@ def test_growth_and_shrink_in_the_middle_keep_text_and_context(loaded, expected)
 
     llm.engine.step = disturbed
     assert tokens(llm) == expected
-    assert llm.engine.drafting.counts.accepted_length > 2
+    assert llm.draft_counts.accepted_length > 2
     assert_idle(llm)
 
 
@@ -193,7 +193,7 @@ def test_penalties_masks_stops_and_logprobs_are_those_without_drafts(loaded):
             assert entry.keys() == wanted.keys()
             for token in wanted:
                 assert entry[token].logprob == pytest.approx(wanted[token].logprob, abs=1e-3)
-    assert llm.engine.drafting.counts.accepted_length > 1.5
+    assert llm.draft_counts.accepted_length > 1.5
     assert_idle(llm)
 
 
@@ -226,7 +226,7 @@ def test_sampled_text_follows_the_target_s_law(loaded, method, drawn):
     counts = dict.fromkeys(law, 0)
     for output in outputs:
         counts[tuple(output.outputs[0].token_ids)] += 1
-    assert llm.engine.drafting.counts.accepted_length > 1.3
+    assert llm.draft_counts.accepted_length > 1.3
     # Cells of little mass together, as the test wants.
     rare = [key for key, p in law.items() if p * num_samples < 5]
     cells = [(counts[key], law[key] * num_samples) for key in law if key not in set(rare)]
@@ -277,7 +277,7 @@ def test_synthetic_acceptance_has_the_rates_asked_for(loaded):
     }
     llm = engine(loaded, knowing_drafter(loaded), speculative=speculative)
     tokens(llm)
-    counts = llm.engine.drafting.counts
+    counts = llm.draft_counts
     assert counts.num_accepted[:2] == counts.num_drafted[:2]
     assert counts.num_accepted[2:] == [0, 0]
 

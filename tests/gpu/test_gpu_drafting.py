@@ -115,7 +115,7 @@ def test_fp32_text_with_drafts_is_that_of_the_host_without(expected, head, optio
     num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
     assert num_equal >= len(expected) - 1, f"{num_equal} of {len(expected)} equal"
     if head == "vanilla":
-        assert llm.engine.drafting.counts.accepted_length > 2
+        assert llm.draft_counts.accepted_length > 2
     llm.engine.scheduler.check_integrity()
     llm.close()
 
@@ -130,7 +130,7 @@ def test_graphs_change_no_token_in_bfloat16(method):
             "cuda", torch.bfloat16, head="vanilla", speculative=speculative, enforce_eager=eager
         )
         found.append((tokens(llm), tokens(llm, sampled)))
-        assert llm.engine.drafting.counts.accepted_length > 1.5
+        assert llm.draft_counts.accepted_length > 1.5
         llm.close()
     assert found[0] == found[1]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from extkv.dspark.verification import DraftCounts
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
     from extkv.models import LoadedModel
@@ -161,6 +162,12 @@ class LLM:
     def kv_cache(self) -> KVCache:
         """The cache."""
         return self.engine.runner.cache
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """Drafts verified and accepted so far; None without a drafter."""
+        drafting = self.engine.drafting
+        return None if drafting is None else drafting.counts
 
     @property
     def sizing_plan(self) -> SizingPlan:
