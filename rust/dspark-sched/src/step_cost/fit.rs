@@ -11,7 +11,7 @@ use super::curve::Knot;
 use super::error::CostError;
 use super::table::{CostTable, Drafting, QualityLimits, StepCost, StepLoad};
 
-const NUM_SWEEPS: usize = 400;
+const NUM_SWEEPS: usize = 2000;
 
 /// One shape of step and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -41,7 +41,8 @@ pub struct FitReport {
     pub mean_residual_ratio: f64,
 }
 
-/// Fits `T = bias + α(requests) + θ(tokens) + draft(requests) + κ · context` to measured steps.
+/// Fits `T = bias + α(requests) + θ(tokens) + draft(requests)` with a slope over context tokens, and
+/// another one of the draft pass, to measured steps.
 ///
 /// # Errors
 /// [`CostError::BadSample`], [`CostError::BadTime`], [`CostError::NoisySample`],
@@ -92,16 +93,20 @@ struct Parts {
     request_us: BTreeMap<u32, f64>,
     draft_us: BTreeMap<u32, f64>,
     context_slope: f64,
+    draft_context_slope: f64,
 }
 
 impl Parts {
     fn explained(&self, sample: &StepSample) -> f64 {
         let at = |part: &BTreeMap<u32, f64>, key| part.get(&key).copied().unwrap_or(0.0);
-        let draft_us = if sample.drafts() { at(&self.draft_us, sample.num_requests) } else { 0.0 };
+        let (draft_us, slope) = match sample.drafting {
+            Drafting::Paid => (at(&self.draft_us, sample.num_requests), self.draft_context_slope),
+            Drafting::Skipped => (0.0, 0.0),
+        };
         at(&self.token_us, sample.num_tokens)
             + at(&self.request_us, sample.num_requests)
             + draft_us
-            + self.context_slope * sample.num_context_tokens as f64
+            + (self.context_slope + slope) * sample.num_context_tokens as f64
     }
 
     /// θ carries the level; α and the context slope start at 0, so they only take differences.
@@ -113,7 +118,9 @@ impl Parts {
         let drafting = samples.iter().filter(|sample| sample.drafts());
         let moved = self.mean_residual(drafting, |sample| sample.num_requests);
         add(&mut self.draft_us, moved);
-        self.context_slope += self.slope_residual(samples);
+        self.context_slope += self.slope_residual(samples.iter());
+        let drafting = samples.iter().filter(|sample| sample.drafts());
+        self.draft_context_slope += self.slope_residual(drafting);
     }
 
     fn mean_residual<'a>(
@@ -130,16 +137,16 @@ impl Parts {
         sums.into_iter().map(|(key, (sum, count))| (key, sum / count)).collect()
     }
 
-    fn slope_residual(&self, samples: &[StepSample]) -> f64 {
-        let count = samples.len() as f64;
+    fn slope_residual<'a>(&self, samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
+        let count = samples.clone().count() as f64;
         let context = |sample: &StepSample| sample.num_context_tokens as f64;
-        let middle = samples.iter().map(context).sum::<f64>() / count;
-        let variance: f64 = samples.iter().map(|s| (context(s) - middle).powi(2)).sum();
+        let middle = samples.clone().map(context).sum::<f64>() / count;
+        let variance: f64 = samples.clone().map(|s| (context(s) - middle).powi(2)).sum();
         if variance == 0.0 {
             return 0.0;
         }
         let residual = |sample: &StepSample| sample.step_us - self.explained(sample);
-        samples.iter().map(|s| (context(s) - middle) * residual(s)).sum::<f64>() / variance
+        samples.map(|s| (context(s) - middle) * residual(s)).sum::<f64>() / variance
     }
 
     fn table(&self, samples: &[StepSample], tiers: Vec<u32>) -> CostTable {
@@ -150,17 +157,17 @@ impl Parts {
             part.iter().map(|(&at, us)| Knot(u64::from(at), (us - low).max(0.0))).collect()
         };
         let most = samples.iter().map(|sample| sample.num_context_tokens).max().unwrap_or(0);
-        let slope = self.context_slope.max(0.0);
-        let context_us = match most {
+        let line = |slope: f64| match most {
             0 => Vec::new(),
-            most => vec![Knot(0, 0.0), Knot(most, slope * most as f64)],
+            most => vec![Knot(0, 0.0), Knot(most, slope.max(0.0) * most as f64)],
         };
         CostTable {
             bias_us: (token_low + request_low).max(0.0),
             request_us: knots(&self.request_us, request_low),
             draft_us: knots(&self.draft_us, 0.0),
             token_us: knots(&self.token_us, token_low),
-            context_us,
+            context_us: line(self.context_slope),
+            draft_context_us: line(self.draft_context_slope),
             tiers,
             ..CostTable::default()
         }
