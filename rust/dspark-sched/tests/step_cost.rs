@@ -39,8 +39,8 @@ fn tokens_round_up_to_a_tier_and_run_unpadded_past_the_last() {
     let cost = StepCost::new(table()).unwrap();
     let executed = [0, 1, 2, 8, 9, 16, 17, 40].map(|tokens| cost.num_executed_tokens(tokens));
     assert_eq!(executed, [0, 1, 8, 8, 16, 16, 17, 40]);
-    assert_eq!(cost.tiers_between(1, 16), [8, 16]);
-    assert_eq!(cost.tiers_between(8, 8), [0; 0]);
+    assert_eq!(cost.breaks_between(1, 64), [8, 16, 64]);
+    assert_eq!(cost.breaks_between(8, 8), [0; 0]);
     let load = StepLoad::of_requests(1);
     let us = |num_drafts| cost.step_us(&load, num_drafts, Drafting::Skipped);
     assert_eq!([us(0), us(1), us(7), us(8), us(16)], [110.0, 112.0, 112.0, 120.0, 122.0]);

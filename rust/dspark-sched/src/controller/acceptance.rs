@@ -50,7 +50,8 @@ impl SurvivalDensity {
 
     /// The best number of drafts for a load, and what it should bring.
     ///
-    /// Candidates are the ends of bins, from high survival to low, and the graph tiers on the way.
+    /// Candidates are the ends of bins, from high survival to low, and the bends and jumps of the
+    /// cost on the way.
     #[must_use]
     pub fn best(
         &self,
@@ -73,8 +74,10 @@ impl SurvivalDensity {
             };
             let start = rounded(count).min(max_num_drafts);
             let end = rounded(count + requests * per_request).min(max_num_drafts);
-            for &tier in cost.cost.tiers_between(base + start, base + end) {
-                consider(tier - base);
+            for &num_tokens in
+                cost.cost.breaks_between(base.saturating_add(start), base.saturating_add(end))
+            {
+                consider(num_tokens - base);
             }
             if end > start {
                 consider(end);

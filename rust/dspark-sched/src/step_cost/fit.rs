@@ -11,7 +11,9 @@ use super::curve::Knot;
 use super::error::CostError;
 use super::table::{CostTable, Drafting, QualityLimits, StepCost, StepLoad};
 
-const NUM_SWEEPS: usize = 2000;
+const MAX_NUM_SWEEPS: usize = 2000;
+/// Sweeps end when no part moves by more than this share of the mean step.
+const TOLERANCE: f64 = 1e-6;
 
 /// One shape of step and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,8 +60,11 @@ pub fn fit_step_cost(
         return Err(CostError::DraftNotSeparable { num_drafting, num_samples: samples.len() });
     }
     let mut parts = Parts::default();
-    for _ in 0..NUM_SWEEPS {
-        parts.sweep(samples);
+    let mean_us = samples.iter().map(|sample| sample.step_us).sum::<f64>() / samples.len() as f64;
+    for _ in 0..MAX_NUM_SWEEPS {
+        if parts.sweep(samples) <= TOLERANCE * mean_us {
+            break;
+        }
     }
     let cost = StepCost::measured(parts.table(samples, tiers), limits)?;
     let report = check_residuals(&cost, samples, limits)?;
@@ -109,18 +114,20 @@ impl Parts {
             + (self.context_slope + slope) * sample.num_context_tokens as f64
     }
 
-    /// θ carries the level; α and the context slope start at 0, so they only take differences.
-    fn sweep(&mut self, samples: &[StepSample]) {
+    /// Lets each part take what the others leave; returns how far the parts over counts moved. θ
+    /// carries the level; the others start at 0, so they only take differences.
+    fn sweep(&mut self, samples: &[StepSample]) -> f64 {
         let moved = self.mean_residual(samples.iter(), |sample| sample.num_tokens);
-        add(&mut self.token_us, moved);
+        let mut furthest = add(&mut self.token_us, moved);
         let moved = self.mean_residual(samples.iter(), |sample| sample.num_requests);
-        add(&mut self.request_us, moved);
+        furthest = furthest.max(add(&mut self.request_us, moved));
         let drafting = samples.iter().filter(|sample| sample.drafts());
         let moved = self.mean_residual(drafting, |sample| sample.num_requests);
-        add(&mut self.draft_us, moved);
+        furthest = furthest.max(add(&mut self.draft_us, moved));
         self.context_slope += self.slope_residual(samples.iter());
         let drafting = samples.iter().filter(|sample| sample.drafts());
         self.draft_context_slope += self.slope_residual(drafting);
+        furthest
     }
 
     fn mean_residual<'a>(
@@ -174,10 +181,13 @@ impl Parts {
     }
 }
 
-fn add(part: &mut BTreeMap<u32, f64>, moved: BTreeMap<u32, f64>) {
+/// Adds to a part; returns the largest change.
+fn add(part: &mut BTreeMap<u32, f64>, moved: BTreeMap<u32, f64>) -> f64 {
+    let furthest = moved.values().fold(0.0, |furthest: f64, us| furthest.max(us.abs()));
     for (key, us) in moved {
         *part.entry(key).or_default() += us;
     }
+    furthest
 }
 
 fn check_residuals(

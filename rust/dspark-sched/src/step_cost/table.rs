@@ -118,6 +118,8 @@ pub struct StepCost {
     draft_context: Curve,
     tiers: Vec<u32>,
     source: BTreeMap<String, String>,
+    /// Where θ bends or jumps: knots and tiers.
+    breaks: Vec<u32>,
     dense_us: Vec<f64>,
 }
 
@@ -143,6 +145,7 @@ impl StepCost {
             draft_context: Curve::new("draft_context_us", table.draft_context_us)?,
             tiers: table.tiers,
             source: table.source,
+            breaks: Vec::new(),
             dense_us: Vec::new(),
         };
         let found_us = cost.smallest_step_us();
@@ -150,6 +153,7 @@ impl StepCost {
             return Err(CostError::FreeStep { found_us });
         }
         cost.dense_us = (0..NUM_DENSE_TOKENS).map(|tokens| cost.searched_us(tokens)).collect();
+        cost.breaks = cost.sorted_breaks();
         Ok(cost)
     }
 
@@ -244,12 +248,13 @@ impl StepCost {
         self.tiers.get(index).copied().unwrap_or(num_tokens)
     }
 
-    /// The captured sizes in `(low, high]`.
+    /// Numbers of tokens in `(low, high]` at which θ bends or jumps: knots and captured sizes.
+    /// Between two of them θ is linear, so a ratio of linear functions has its maximum at one.
     #[must_use]
-    pub fn tiers_between(&self, low: u32, high: u32) -> &[u32] {
-        let start = self.tiers.partition_point(|&tier| tier <= low);
-        let end = self.tiers.partition_point(|&tier| tier <= high.max(low));
-        &self.tiers[start..end]
+    pub fn breaks_between(&self, low: u32, high: u32) -> &[u32] {
+        let start = self.breaks.partition_point(|&tokens| tokens <= low);
+        let end = self.breaks.partition_point(|&tokens| tokens <= high.max(low));
+        &self.breaks[start..end]
     }
 
     /// Microseconds of a step with this many drafts to verify.
@@ -286,6 +291,14 @@ impl StepCost {
     pub(super) fn token_us(&self, num_tokens: u32) -> f64 {
         let dense = self.dense_us.get(num_tokens as usize);
         dense.copied().unwrap_or_else(|| self.searched_us(num_tokens))
+    }
+
+    fn sorted_breaks(&self) -> Vec<u32> {
+        let knots = self.tokens.knots().iter().filter_map(|knot| u32::try_from(knot.0).ok());
+        let mut breaks: Vec<u32> = knots.chain(self.tiers.iter().copied()).collect();
+        breaks.sort_unstable();
+        breaks.dedup();
+        breaks
     }
 
     fn searched_us(&self, num_tokens: u32) -> f64 {
