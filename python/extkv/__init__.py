@@ -16,7 +16,9 @@ from extkv.device import (
 )
 from extkv.errors import (
     CacheTooSmallError,
+    CalibrationError,
     CapacityError,
+    CostTableError,
     DriverError,
     DriverUnavailableError,
     ExtkvError,
@@ -36,6 +38,7 @@ from extkv.errors import (
     SchedulerError,
     SizingError,
     SizingOrderError,
+    SpeculationError,
     StaleGrowthError,
     UnknownRequestError,
 )
@@ -47,7 +50,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CacheTooSmallError",
+    "CalibrationError",
     "CapacityError",
+    "CostTableError",
     "DeviceReport",
     "DriverCallStats",
     "DriverError",
@@ -72,6 +77,7 @@ __all__ = [
     "SchedulerError",
     "SizingError",
     "SizingOrderError",
+    "SpeculationError",
     "StaleGrowthError",
     "UnknownRequestError",
     "__version__",

@@ -1,5 +1,9 @@
 //! Core errors as the Python classes of `extkv.errors`, chosen by variant.
 
+use dspark_sched::calibration::CalibrationError;
+use dspark_sched::estimator::EstimatorError;
+use dspark_sched::step_cost::CostError;
+use dspark_sched::verify_plan::PlanError as VerifyPlanError;
 use extkv_core::dtype::UnknownDtype;
 use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
 use extkv_core::{DriverError, Error, ProbeError};
@@ -23,6 +27,11 @@ pub(crate) enum BindingError {
     /// A refusal of `add_request`.
     Request(dspark_sched::Error),
     RequestArgument(ArgumentError),
+    VerifyPlan(VerifyPlanError),
+    Estimator(EstimatorError),
+    SpeculationArgument(ArgumentError),
+    Calibration(CalibrationError),
+    Cost(CostError),
 }
 
 /// Result of a binding function.
@@ -49,6 +58,10 @@ from_core! {
     UnknownCacheOrder => CacheOrder,
     dspark_sched::Error => Scheduler,
     ArgumentError => SchedulerArgument,
+    VerifyPlanError => VerifyPlan,
+    EstimatorError => Estimator,
+    CalibrationError => Calibration,
+    CostError => Cost,
 }
 
 impl From<RecordError> for BindingError {
@@ -102,7 +115,13 @@ impl BindingError {
             Self::Dtype(error) => error,
             Self::CacheOrder(error) => error,
             Self::Scheduler(error) | Self::Request(error) => error,
-            Self::SchedulerArgument(error) | Self::RequestArgument(error) => error,
+            Self::SchedulerArgument(error)
+            | Self::RequestArgument(error)
+            | Self::SpeculationArgument(error) => error,
+            Self::VerifyPlan(error) => error,
+            Self::Estimator(error) => error,
+            Self::Calibration(error) => error,
+            Self::Cost(error) => error,
         }
     }
 }
@@ -131,6 +150,11 @@ fn class_name(error: &BindingError) -> &'static str {
         BindingError::SchedulerArgument(_)
         | BindingError::Request(dspark_sched::Error::Corrupt { .. }) => "SchedulerError",
         BindingError::Request(_) | BindingError::RequestArgument(_) => "InvalidRequestError",
+        BindingError::VerifyPlan(_)
+        | BindingError::Estimator(_)
+        | BindingError::SpeculationArgument(_) => "SpeculationError",
+        BindingError::Calibration(_) => "CalibrationError",
+        BindingError::Cost(_) => "CostTableError",
     }
 }
 

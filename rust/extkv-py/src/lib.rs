@@ -24,7 +24,12 @@ mod _extkv {
         PyBuffer, PyPreparedGrowth, grow_together, prepare_together, shrink_together,
     };
     #[pymodule_export]
-    use super::sched::{PyPlan, PyScheduler, PyStepOutput};
+    use super::sched::{
+        PyAcceptanceModel, PyDecision, PyOnlineTemperatures, PyPlan, PyScheduler,
+        PySpeculationController, PyStepCost, PyStepOutput, PyStepReport, PyTemperatureFit,
+        PyTemperatures, PyVerifyPlan, PyVerifyPlanner, check_pairing, fit_step_cost,
+        fit_temperatures,
+    };
     #[pymodule_export]
     use super::sizing::{
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,

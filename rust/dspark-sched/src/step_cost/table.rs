@@ -49,6 +49,21 @@ pub struct CostTable {
     pub source: BTreeMap<String, String>,
 }
 
+impl CostTable {
+    /// Reads the JSON form without checking the numbers.
+    ///
+    /// # Errors
+    /// [`CostError::Json`] or [`CostError::Format`].
+    pub fn from_json(text: &str) -> Result<Self, CostError> {
+        let refused = |error: serde_json::Error| CostError::Json { reason: error.to_string() };
+        let table: Self = serde_json::from_str(text).map_err(refused)?;
+        if table.format != FORMAT {
+            return Err(CostError::Format { found: table.format, expected: FORMAT });
+        }
+        Ok(table)
+    }
+}
+
 /// What is refused as flat or noisy. Ratios are of the time of the smallest step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QualityLimits {
@@ -205,12 +220,7 @@ impl StepCost {
     /// # Errors
     /// [`CostError::Json`], [`CostError::Format`], or as [`StepCost::new`].
     pub fn from_json(text: &str) -> Result<Self, CostError> {
-        let refused = |error: serde_json::Error| CostError::Json { reason: error.to_string() };
-        let table: CostTable = serde_json::from_str(text).map_err(refused)?;
-        if table.format != FORMAT {
-            return Err(CostError::Format { found: table.format, expected: FORMAT });
-        }
-        Self::new(table)
+        Self::new(CostTable::from_json(text)?)
     }
 
     /// Writes the JSON form.
