@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "Drift", "World", "compare"]
 
 _MAX_ACCEPTANCE = 0.98
-_REFERENCE_ROUNDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ class Drift:
 @dataclass(frozen=True)
 class Comparison:
     """Tokens per second of one load.
+
+    All see the same requests and drafts.
 
     Attributes:
         num_requests: Requests at any time.
@@ -148,13 +149,6 @@ class _Requests:
         return us * float(1.0 + self._world.jitter * self._random.normal())
 
 
-def _accepted_by_position(world: World, acceptance: float, seed: int) -> Float64Array:
-    """Return the chance that the first k drafts are accepted, for k of 1 to γ."""
-    requests = _Requests(world, _REFERENCE_ROUNDS, seed)
-    accepted = requests.draw(acceptance)[1]
-    return np.asarray([(accepted >= k).mean() for k in range(1, world.num_drafts + 1)])
-
-
 def compare(
     table: CostTable,
     world: World,
@@ -182,25 +176,32 @@ def compare(
     run.steps(num_warmup_steps, StepCost(table), Drift())
     if drift is not None:
         run.steps(num_drift_steps, truth, after)
-    num_tokens, us = run.steps(num_steps, truth, after)
-    chances = _accepted_by_position(world, after.acceptance, seed + 1)
-    per_request = 1.0 + np.cumsum(chances)
+    outcome = run.steps(num_steps, truth, after)
 
-    def rate(tokens: float, num_drafts: int, *, drafts: bool) -> float:
+    def rate(num_tokens: float, num_drafts: int, *, drafts: bool) -> float:
         step_us = truth.step_us(num_requests=num_requests, num_drafts=num_drafts, drafts=drafts)
-        return tokens / step_us * 1e6
+        return num_tokens / step_us * 1e6
 
     fixed = tuple(
-        rate(num_requests * float(tokens), num_requests * (k + 1), drafts=True)
-        for k, tokens in enumerate(per_request)
+        rate(num_requests + accepted / num_steps, num_requests * k, drafts=True)
+        for k, accepted in enumerate(outcome.accepted_of_fixed.tolist(), start=1)
     )
     return Comparison(
         num_requests=num_requests,
         no_drafts=rate(num_requests, 0, drafts=False),
         fixed=fixed,
-        scheduled=num_tokens / us * 1e6,
+        scheduled=outcome.num_tokens / outcome.us * 1e6,
         stats=run.controller.stats,
     )
+
+
+@dataclass
+class _Outcome:
+    """What some steps brought, and what fixed numbers of drafts would have in their place."""
+
+    num_tokens: int
+    us: float
+    accepted_of_fixed: Int64Array
 
 
 class _Run:
@@ -215,21 +216,20 @@ class _Run:
         self._model = AcceptanceModel(
             world.num_drafts, ("head", "position"), min_num_trials=100, refit_interval=50
         )
+        self._num_drafts = world.num_drafts
         self._step_id = 0
         self.controller = SpeculationController(
             num_requests, world.num_drafts, StepCost(table), planner=planner
         )
 
-    def steps(self, num_steps: int, truth: StepCost, drift: Drift) -> tuple[int, float]:
-        """Return tokens and microseconds of some steps."""
-        total, total_us = 0, 0.0
+    def steps(self, num_steps: int, truth: StepCost, drift: Drift) -> _Outcome:
+        """Run some steps."""
+        outcome = _Outcome(0, 0.0, np.zeros(self._num_drafts, np.int64))
         for _ in range(num_steps):
-            tokens, us = self._one_step(truth, drift.acceptance)
-            total += tokens
-            total_us += us
-        return total, total_us
+            self._one_step(truth, drift.acceptance, outcome)
+        return outcome
 
-    def _one_step(self, truth: StepCost, acceptance: float) -> tuple[int, float]:
+    def _one_step(self, truth: StepCost, acceptance: float, outcome: _Outcome) -> None:
         self._step_id += 1
         generations = self._requests.generations
         decision = self.controller.decide(self._step_id, self._slots, generations)
@@ -246,6 +246,9 @@ class _Run:
             num_requests=self._num_requests, num_drafts=num_drafts, drafts=decision.drafts
         )
         us = self._requests.jittered(us)
-        report = self.controller.observe(accepted, us)
+        outcome.num_tokens += self.controller.observe(accepted, us).num_tokens
+        outcome.us += us
+        by_length = np.bincount(would_accept, minlength=self._num_drafts + 1)
+        at_least = by_length[::-1].cumsum()[::-1][1:]
+        outcome.accepted_of_fixed += at_least.cumsum()
         self._requests.end_step()
-        return report.num_tokens, us

@@ -8,7 +8,7 @@
 
 mod speculation;
 
-use dspark_sched::step_cost::StepCost;
+use dspark_sched::step_cost::{CostTable, StepCost};
 use dspark_sched::verify_plan::{DraftBatch, PlanCost, VerifyPlanner, exhaustive_plan};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -147,6 +147,14 @@ fn greedy_lens(survival: &[f32], cost: &StepCost) -> Vec<u32> {
     planner.greedy(&batch, &PlanCost::new(cost), None).unwrap().verify_lens.clone()
 }
 
+fn tiered_lens(survival: &[f32], cost: &StepCost, envelope: &StepCost) -> Vec<u32> {
+    let num_requests = u32::try_from(survival.len() / 2).unwrap();
+    let mut planner = VerifyPlanner::new(2, 2).unwrap();
+    let batch = DraftBatch::new(survival, num_requests);
+    let (cost, envelope) = (PlanCost::new(cost), PlanCost::new(envelope));
+    planner.greedy_on_tiers(&batch, &cost, &envelope, None).unwrap().verify_lens.clone()
+}
+
 fn top_lens(survival: &[f32], budget: u32) -> Vec<u32> {
     let num_requests = u32::try_from(survival.len() / 2).unwrap();
     let mut planner = VerifyPlanner::new(2, 2).unwrap();
@@ -243,6 +251,11 @@ proptest! {
         let mut total = 1.0;
         let times: Vec<f64> = steps.iter().map(|step| { total += step; total }).collect();
         let cost = cost_of_times(&times);
+        let table = CostTable { tiers: vec![2, 4, 5], ..cost.table() };
+        let tiers = StepCost::new(table).unwrap();
+        let envelope = tiers.envelope();
+        let on_tiers = |survival: &[f32]| tiered_lens(survival, &tiers, &envelope);
+        prop_assert!(error_of(&worlds, on_tiers) < 1e-12);
         prop_assert!(error_of(&worlds, |survival| greedy_lens(survival, &cost)) < 1e-12);
         prop_assert!(error_of(&worlds, |survival| top_lens(survival, budget)) < 1e-12);
         let fixed = |survival: &[f32]| vec![verify_len; survival.len() / 2];

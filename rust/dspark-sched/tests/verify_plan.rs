@@ -4,7 +4,7 @@
 
 mod speculation;
 
-use dspark_sched::step_cost::{CostTable, Knot, StepCost, StepLoad};
+use dspark_sched::step_cost::{CostTable, Drafting, Knot, StepCost, StepLoad};
 use dspark_sched::verify_plan::{
     BudgetRule, DraftBatch, PlanCost, PlanError, VerifyPlanner, exhaustive_plan,
 };
@@ -227,6 +227,41 @@ fn a_report_tells_requested_from_landed_trim() {
     assert!((prediction.num_tokens - tokens).abs() < 1e-5);
     assert_eq!(prediction.step_us, 12.0);
     assert!((prediction.gain - (tokens / 12.0 / (3.0 / 10.0) - 1.0)).abs() < 1e-6);
+}
+
+#[test]
+fn an_envelope_is_convex_and_below() {
+    let (cost, envelope) = (tiered(), tiered().envelope());
+    let load = StepLoad::of_requests(1);
+    let us = |cost: &StepCost| -> Vec<f64> {
+        (0..60).map(|drafts| cost.step_us(&load, drafts, Drafting::Skipped)).collect()
+    };
+    let (real, below) = (us(&cost), us(&envelope));
+    assert!(real.iter().zip(&below).all(|(real, below)| below <= real));
+    let rises: Vec<f64> = below.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(rises[3..].windows(2).all(|pair| pair[0] <= pair[1] + 1e-9), "{rises:?}");
+    assert_eq!([below[3], below[7], below[31]], [10.0, 11.0, 40.0]);
+}
+
+#[test]
+fn on_tiers_the_greedy_planner_passes_the_first_stair_and_fills_the_last() {
+    // 4 requests fill their tier; the next holds 4 drafts for 10 % more time.
+    let survival = survival_of(&[&[0.9, 0.5, 0.1]; 4].map(|row| row.as_slice()));
+    let (cost, envelope) = (tiered(), tiered().envelope());
+    let (cost, envelope) = (PlanCost::new(&cost), PlanCost::new(&envelope));
+    let batch = DraftBatch::new(&survival, 4);
+    let mut planner = VerifyPlanner::new(4, 3).unwrap();
+    let plan = planner.greedy_on_tiers(&batch, &cost, &envelope, None).unwrap();
+    assert_eq!(
+        (plan.verify_lens.as_slice(), plan.report.num_padding_tokens),
+        ([1; 4].as_slice(), 0)
+    );
+    let plan = planner.greedy_on_tiers(&batch, &cost, &envelope, Some(3)).unwrap();
+    assert_eq!(plan.verify_lens, [1, 1, 1, 0]);
+    let hopeless = survival_of(&[[0.01, 0.01, 0.01].as_slice(); 4]);
+    let batch = DraftBatch::new(&hopeless, 4);
+    let plan = planner.greedy_on_tiers(&batch, &cost, &envelope, None).unwrap();
+    assert_eq!(plan.verify_lens, [0; 4]);
 }
 
 #[test]

@@ -30,7 +30,8 @@ pub struct ControllerSettings {
     pub planner: PlannerKind,
     /// Steps between the confidences and the budget made of them; at least 1.
     pub lag: u32,
-    /// Whether a budget is raised to what its graph tier computes anyway.
+    /// Whether a budget is raised to what its graph tier computes anyway. With it, Algorithm 1 stops
+    /// on the convex table below the stairs; without it, on the table as it is.
     pub fill_tier: bool,
     /// With fewer requests a budget comes from what all requests' drafts were worth lately: the last
     /// block of a few requests says little about their next.

@@ -99,6 +99,8 @@ pub struct ControllerStats {
 pub struct SpeculationController {
     settings: ControllerSettings,
     cost: Option<StepCost>,
+    /// The convex table that Algorithm 1 stops on.
+    envelope: Option<StepCost>,
     tracker: CostTracker,
     planner: VerifyPlanner,
     history: SurvivalHistory,
@@ -142,6 +144,7 @@ impl SpeculationController {
             ratio: AcceptanceRatio::default(),
             tracker: CostTracker::default(),
             settings,
+            envelope: cost.as_ref().map(StepCost::envelope),
             cost,
             step: None,
             last_step: None,
@@ -225,8 +228,15 @@ impl SpeculationController {
         self.is_fresh_start = false;
         self.step = Some(Step { is_planned: true, ..step });
         let cost = plan_cost(self.cost.as_ref(), self.tracker.scale(), &self.ratio);
+        let envelope = self.envelope.as_ref();
+        let envelope = plan_cost(envelope, self.tracker.scale(), &self.ratio);
         match (self.settings.planner, step.decision.budget, &cost) {
-            (PlannerKind::Greedy, budget, Some(cost)) => self.planner.greedy(&batch, cost, budget),
+            (PlannerKind::Greedy, budget, Some(cost)) => match &envelope {
+                Some(envelope) if self.settings.fill_tier => {
+                    self.planner.greedy_on_tiers(&batch, cost, envelope, budget)
+                }
+                _ => self.planner.greedy(&batch, cost, budget),
+            },
             (PlannerKind::Fixed(len), ..) => self.planner.fixed(&batch, len, cost.as_ref()),
             (PlannerKind::Lagged, Some(budget), cost) => {
                 self.planner.top(&batch, budget, cost.as_ref())
@@ -307,6 +317,7 @@ impl SpeculationController {
 
     /// Replaces the cost table, for example after graphs were captured anew; drift starts over.
     pub fn set_cost(&mut self, cost: Option<StepCost>) {
+        self.envelope = cost.as_ref().map(StepCost::envelope);
         self.cost = cost;
         self.tracker = CostTracker::default();
     }

@@ -232,6 +232,32 @@ impl StepCost {
         serde_json::to_string_pretty(&self.table()).map_err(refused)
     }
 
+    /// The same costs with θ replaced by the convex curve below it, and without tiers.
+    ///
+    /// On it Θ has one maximum, so that a planner that stops early does not stop at a stair.
+    #[must_use]
+    pub fn envelope(&self) -> Self {
+        let mut hull: Vec<Knot> = Vec::new();
+        let points = self.breaks.iter().map(|&at| Knot(u64::from(at), self.searched_us(at)));
+        for point in points {
+            while let [.., first, middle] = hull.as_slice()
+                && slope(first, middle) >= slope(middle, &point)
+            {
+                hull.pop();
+            }
+            hull.push(point);
+        }
+        let mut envelope = Self {
+            tokens: Curve::unchecked(hull),
+            tiers: Vec::new(),
+            dense_us: Vec::new(),
+            ..self.clone()
+        };
+        envelope.breaks = envelope.sorted_breaks();
+        envelope.dense_us = (0..NUM_DENSE_TOKENS).map(|at| envelope.searched_us(at)).collect();
+        envelope
+    }
+
     /// The table again.
     #[must_use]
     pub fn table(&self) -> CostTable {
@@ -342,6 +368,10 @@ impl StepTimes<'_> {
     pub fn num_executed_tokens(&self, num_drafts: u32) -> u32 {
         self.cost.num_executed_tokens(self.num_base_tokens.saturating_add(num_drafts))
     }
+}
+
+fn slope(low: &Knot, high: &Knot) -> f64 {
+    (high.1 - low.1) / (high.0 - low.0) as f64
 }
 
 fn check_tiers(tiers: &[u32]) -> Result<(), CostError> {

@@ -96,20 +96,55 @@ impl VerifyPlanner {
         max_num_drafts: Option<u32>,
     ) -> Result<&VerifyPlan, PlanError> {
         self.sort(batch)?;
+        let num_admitted = self.rising(batch, cost, max_num_drafts.unwrap_or(u32::MAX));
+        self.admit(batch, num_admitted, Some(cost));
+        Ok(&self.plan)
+    }
+
+    /// Algorithm 1 on a convex table below the real one, then up to the end of the graph tier.
+    ///
+    /// On stairs [`VerifyPlanner::greedy`] stops before the first one. On `envelope`
+    /// ([`crate::step_cost::StepCost::envelope`]) Θ has one maximum. Where it stops is decided by
+    /// drafts that were revealed in order, as there; that fixes the tier, and the drafts that fill it
+    /// come in the same order, each admitted whatever it is. So no admission depends on the draft or
+    /// on later ones.
+    ///
+    /// # Errors
+    /// [`PlanError::TooMany`] or [`PlanError::WrongLength`].
+    pub fn greedy_on_tiers(
+        &mut self,
+        batch: &DraftBatch<'_>,
+        cost: &PlanCost<'_>,
+        envelope: &PlanCost<'_>,
+        max_num_drafts: Option<u32>,
+    ) -> Result<&VerifyPlan, PlanError> {
+        self.sort(batch)?;
+        let limit = max_num_drafts.unwrap_or(u32::MAX);
+        let stop = self.rising(batch, envelope, limit);
+        let times = cost.objective(&batch.load).times;
+        let room = times.num_executed_tokens(stop).saturating_sub(batch.load.num_base_tokens());
+        let filled = if stop == 0 { 0 } else { room.min(limit).max(stop) };
+        self.admit(batch, filled.min(saturating_u32(self.keys.len())), Some(cost));
+        Ok(&self.plan)
+    }
+
+    /// How many drafts of the order each raise Θ.
+    fn rising(&self, batch: &DraftBatch<'_>, cost: &PlanCost<'_>, limit: u32) -> u32 {
         let objective = cost.objective(&batch.load);
         let mut best = objective.rate(0, 0.0);
         let (mut num_admitted, mut survival_sum) = (0, 0.0);
-        let limit = max_num_drafts.unwrap_or(u32::MAX);
         for &key in &self.keys {
             let sum = survival_sum + survival_of(key);
+            if num_admitted == limit {
+                break;
+            }
             let rate = objective.rate(num_admitted + 1, sum);
-            if num_admitted == limit || rate <= best {
+            if rate <= best {
                 break;
             }
             (best, num_admitted, survival_sum) = (rate, num_admitted + 1, sum);
         }
-        self.admit(batch, num_admitted, Some(cost));
-        Ok(&self.plan)
+        num_admitted
     }
 
     /// The budget of the production form (paper, section 5.2): the number of drafts with the largest
