@@ -4,10 +4,10 @@
 weights at 4.0 TB/s, 16.4 GFLOP per token at 600 TFLOP/s, 1,024 tokens of context per request at
 147 KB each, a five-layer draft pass.
 
-`trtllm_log`: a large mixture-of-experts model as TensorRT-LLM's experiment log of August 2026 decomposes
-it: a step of 64 requests with 5 drafts takes 60 ms, of which 29.5 are fixed and 6.9 go with requests;
-320 and 384 tokens cost the same; a third fewer tokens save 8 %. Points below 256 tokens are
-assumed. The draft pass is taken out of the fixed part.
+`trtllm_log`: a large mixture-of-experts model as TensorRT-LLM's experiment log of August 2026
+decomposes it: a step of 64 requests with 5 drafts takes 60 ms, of which 29.5 are fixed and 6.9 go
+with requests; 320 and 384 tokens cost the same; a third fewer tokens save 8 %. Points below 256
+tokens are assumed. The draft pass is taken out of the fixed part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def roofline_8b() -> CostTable:
         bias_us=350.0,
         request_us=((1, 38.0), (512, 19_400.0)),
         draft_us=((1, 900.0), (64, 1000.0), (512, 3600.0)),
-        tiers=tuple([1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]),
+        tiers=(1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)),
         source={"kind": "roofline arithmetic, not measured", "model": "8B dense, bf16, H200"},
     )
 

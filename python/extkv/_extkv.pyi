@@ -1,28 +1,41 @@
 """Native part of extkv. Use the classes of the `extkv` package instead."""
 
 from collections.abc import Iterable
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 
 __all__ = [
+    "AcceptanceModel",
     "Buffer",
     "CachePlan",
+    "Decision",
     "Device",
     "KvSpec",
     "Layer",
     "Layout",
+    "OnlineTemperatures",
     "Plan",
     "PreparedGrowth",
     "Scheduler",
+    "SpeculationController",
+    "StepCost",
     "StepOutput",
+    "StepReport",
+    "TemperatureFit",
+    "Temperatures",
+    "VerifyPlan",
+    "VerifyPlanner",
     "agree",
     "check_commit",
+    "check_pairing",
     "common_block_bytes",
     "cuda_device_count",
     "dtype_of",
     "encoder_cache_bytes",
     "estimate",
+    "fit_step_cost",
+    "fit_temperatures",
     "grow_together",
     "host_memory_info",
     "hybrid_layers",
@@ -620,8 +633,8 @@ class TemperatureFit:
     def num_rounds_by_position(self) -> bytearray:
         """int32."""
 
-_RoundArrays = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
-_FeatureArrays = tuple[bytes | None, bytes | None, bytes | None]
+_RoundArrays: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+_FeatureArrays: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
 
 @final
 class OnlineTemperatures:

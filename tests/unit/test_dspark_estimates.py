@@ -94,7 +94,7 @@ def test_a_fit_recovers_a_known_cost():
     assert fit.mean_residual_ratio < 0.06
     exact = fit_step_cost(samples).cost.step_us(num_requests=3, num_drafts=6, drafts=True)
     assert exact == pytest.approx(truth.step_us(num_requests=3, num_drafts=6, drafts=True), 0.05)
-    with pytest.raises(CostTableError, match="64 of 64|32 of 32"):
+    with pytest.raises(CostTableError, match="32 of 32 measured steps draft"):
         fit_step_cost([sample for sample in samples if sample.drafts])
     with pytest.raises(CostTableError, match="too noisy"):
         fit_step_cost([StepSample(1, 1, drafts=False, step_us=1.0, spread_us=1.0)])
@@ -215,7 +215,8 @@ def test_an_acceptance_model_learns_from_margins():
     intercept, _, slope, _, _ = model.coefficients
     assert (intercept, slope) == (pytest.approx(-2.0, abs=0.5), pytest.approx(1.5, abs=0.35))
     low, high = model.confidences(Features(1, margins=[[0.0, 4.0]]))[0]
-    assert low < 0.25 < 0.9 < high
+    assert low < 0.25
+    assert high > 0.9
     assert model.num_trials > 800
     with pytest.raises(SpeculationError, match="margins are missing"):
         model.confidences(Features(1))

@@ -40,7 +40,6 @@ def _integers(name: str, given: npt.NDArray[Any], wanted: np.dtype[Any]) -> byte
     if given.size and (int(given.min()) < bounds.min or int(given.max()) > bounds.max):
         found = (int(given.min()), int(given.max()))
         raise SpeculationError(
-            f"{name} has values from {found[0]} to {found[1]}: "
-            f"[{bounds.min}, {bounds.max}] needed"
+            f"{name} has values from {found[0]} to {found[1]}: [{bounds.min}, {bounds.max}] needed"
         )
     return given.astype(wanted).tobytes()

@@ -42,7 +42,7 @@ class Temperatures:
     __slots__ = ("native",)
 
     def __init__(self, values: npt.ArrayLike) -> None:
-        """Take temperatures of positions 1 to γ.
+        """Take temperatures of positions 1 to K.
 
         Raises:
             CalibrationError: If there are none, or one is not finite and above 0.
@@ -78,7 +78,7 @@ class Temperatures:
 
     @property
     def values(self) -> Float32Array:
-        """Temperatures of positions 1 to γ (float32, [γ])."""
+        """Temperatures of positions 1 to K (float32, [K])."""
         return np.frombuffer(self.native.values, np.float32)
 
     def of_first(self, num_drafts: int) -> Temperatures:
@@ -90,10 +90,10 @@ class Temperatures:
         return self._of(self.native.of_first(num_drafts))
 
     def confidences(self, logits: npt.ArrayLike) -> Float32Array:
-        """Return ``σ(logit / T)`` of logits (float32, [R, γ]); NaN gives 0.
+        """Return ``sigmoid(logit / T)`` of logits (float32, [R, K]); NaN gives 0.
 
         Raises:
-            SpeculationError: If the shape is not [R, γ].
+            SpeculationError: If the shape is not [R, K].
         """
         cells = np.asarray(logits, np.float32)
         shape = (len(cells), self.values.size)
@@ -103,14 +103,14 @@ class Temperatures:
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """Verified rounds: N rounds of γ drafts.
+    """Verified rounds: N rounds of K drafts.
 
     Attributes:
         request_ids (uint64, [N]): Request of each round.
         logits_steps (uint64, [N]): Step that drew the drafts, as noted beside the logits.
         outcome_steps (uint64, [N]): Step that the outcome is of, as noted beside the outcome.
-        logits (float32, [N, γ]): Logits of the confidence head before any temperature.
-        num_verified (uint32, [N]): Drafts verified; γ for the offline fit.
+        logits (float32, [N, K]): Logits of the confidence head before any temperature.
+        num_verified (uint32, [N]): Drafts verified; K for the offline fit.
         num_accepted (uint32, [N]): Drafts accepted: the first ones.
         ends (int32, [N]): Index of an accepted end of sequence, or -1; None for none at all.
     """
@@ -125,7 +125,7 @@ class Rounds:
 
     @property
     def num_drafts(self) -> int:
-        """γ."""
+        """K."""
         shape = np.shape(self.logits)
         return int(shape[1]) if len(shape) == 2 else 0  # noqa: PLR2004
 
@@ -171,12 +171,12 @@ class TemperatureFit:
         temperatures: The temperatures.
         json: The file, which SGLang and TensorRT-LLM read too.
         num_rounds: Rounds given.
-        ece_before (float64, [γ]): Calibration error of the survival with temperatures of 1.
-        ece_after (float64, [γ]): The same with the fitted ones.
-        accepted_ratio (float64, [γ]): Share of rounds with all drafts up to here accepted.
-        mean_before (float64, [γ]): Mean survival before.
-        mean_after (float64, [γ]): Mean survival after.
-        num_rounds_by_position (int32, [γ]): Rounds not ended before.
+        ece_before (float64, [K]): Calibration error of the survival with temperatures of 1.
+        ece_after (float64, [K]): The same with the fitted ones.
+        accepted_ratio (float64, [K]): Share of rounds with all drafts up to here accepted.
+        mean_before (float64, [K]): Mean survival before.
+        mean_after (float64, [K]): Mean survival after.
+        num_rounds_by_position (int32, [K]): Rounds not ended before.
     """
 
     temperatures: Temperatures

@@ -1,8 +1,9 @@
 """What a decode step costs: a measured table, its file, and its fit.
 
-``T = bias + α(requests) + context(context tokens) + θ(E(tokens))``, and with a draft pass also
-``draft(requests) + draft_context(context tokens)``. ``E`` rounds up to the captured graph tier. Curves
-are linear between knots, constant before the first, and go on with the last slope past the last.
+``T = bias + request(requests) + context(context tokens) + token(E(tokens))``, and with a draft
+pass also ``draft(requests) + draft_context(context tokens)``. ``E`` rounds up to the captured graph
+tier. Curves are linear between knots, constant before the first, and go on with the last slope past
+the last.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class CostTable:
     """A table as measured or written by hand; a knot is (count, microseconds).
 
     Attributes:
-        token_us: θ, over executed tokens; at least one knot.
+        token_us: Over executed tokens; at least one knot.
         bias_us: Time of a step that nothing else explains.
-        request_us: α, over requests.
+        request_us: Over requests.
         draft_us: The draft pass, over requests.
         context_us: Over the context tokens of all requests together.
         draft_context_us: The draft pass's part of the same.
@@ -62,7 +63,7 @@ class QualityLimits:
     """What is refused as flat or noisy; ratios of a step's time.
 
     Attributes:
-        min_rise_ratio: Least rise of θ over its range.
+        min_rise_ratio: Least rise of the token curve over its range.
         max_repair_ratio: Largest move of a knot by monotone repair.
         max_spread_ratio: Largest spread (p90 - p10) of one step's repeats over their median.
         max_residual_ratio: Largest distance of a measured step from the fit.
@@ -146,7 +147,7 @@ class StepCost:
         """Refuse a table in which tokens cost next to nothing: it can only say "verify all".
 
         Raises:
-            CostTableError: If θ rises by less than this part of the smallest step.
+            CostTableError: If the token curve rises by less than this part of the smallest step.
         """
         self.native.check_rise(min_rise_ratio)
 

@@ -33,8 +33,8 @@ class Features:
 
     Attributes:
         num_requests: R.
-        head_logits (float32, [R, γ]): Logits of the confidence head.
-        margins (float32, [R, γ]): Largest minus second largest draft logit.
+        head_logits (float32, [R, K]): Logits of the confidence head.
+        margins (float32, [R, K]): Largest minus second largest draft logit.
         request_temperatures (float32, [R]): Sampling temperatures.
     """
 
@@ -71,7 +71,7 @@ class AcceptanceModel:
         """Make a model that says what the head says, or that drafts are likely accepted.
 
         Args:
-            num_drafts: γ.
+            num_drafts: K.
             features: What it looks at, besides an intercept.
             capacity: Trials kept; older ones are forgotten.
             min_num_trials: Least trials before the first fit.
@@ -92,7 +92,7 @@ class AcceptanceModel:
         )
 
     def confidences(self, features: Features) -> Float32Array:
-        """Return the confidence of each draft (float32, [R, γ]).
+        """Return the confidence of each draft (float32, [R, K]).
 
         Raises:
             SpeculationError: If a feature is missing or has the wrong shape.
@@ -143,9 +143,7 @@ class AcceptanceModel:
     def _buffers(self, features: Features) -> tuple[bytes | None, bytes | None, bytes | None]:
         cells = (features.num_requests, self._num_drafts)
 
-        def buffer(
-            name: str, values: npt.ArrayLike | None, shape: tuple[int, ...]
-        ) -> bytes | None:
+        def buffer(name: str, values: npt.ArrayLike | None, shape: tuple[int, ...]) -> bytes | None:
             return None if values is None else buffer_of(name, values, np.float32, shape)
 
         return (

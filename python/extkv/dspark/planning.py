@@ -47,6 +47,7 @@ __all__ = [
 
 PlannerName = Literal["lagged", "greedy", "verify_all", "fixed", "none"]
 
+
 def survival(confidences: npt.ArrayLike) -> Float32Array:
     """Return products of confidences along the last axis; NaN and infinities count as 0.
 
@@ -62,8 +63,8 @@ def survival(confidences: npt.ArrayLike) -> Float32Array:
 class VerifyPlanner:
     """The planners, over one workspace that nothing outgrows.
 
-    Args of all: `survival` (float32, [R, γ]) of each draft, rows falling; `limits` (uint32, [R]) most
-    drafts of each row; `num_other_tokens` and `num_context_tokens` of the same step.
+    Args of all: `survival` (float32, [R, K]) of each draft, rows falling; `limits` (uint32, [R])
+    most drafts of each row; `num_other_tokens` and `num_context_tokens` of the same step.
 
     Example:
         >>> planner = VerifyPlanner(max_num_requests=2, num_drafts=3)
@@ -75,7 +76,7 @@ class VerifyPlanner:
     __slots__ = ("_native", "_num_drafts")
 
     def __init__(self, max_num_requests: int, num_drafts: int) -> None:
-        """Make planners for up to `max_num_requests` requests of γ = `num_drafts` drafts.
+        """Make planners for up to `max_num_requests` requests of K = `num_drafts` drafts.
 
         Raises:
             SpeculationError: If a size is 0 or too large.
@@ -95,7 +96,8 @@ class VerifyPlanner:
     ) -> VerifyPlan:
         """Plan by Algorithm 1: admit by falling survival while tokens per time rise, then stop.
 
-        `max_num_drafts` must be history; so must anything else that decides whether the plan is used.
+        `max_num_drafts` must be history, and so must all else that decides whether the plan is
+        used.
 
         Raises:
             SpeculationError: If a shape does not fit.
@@ -157,7 +159,7 @@ class VerifyPlanner:
         num_other_tokens: int = 0,
         num_context_tokens: int = 0,
     ) -> VerifyPlan:
-        """Plan the same number of drafts for every request: γ for all of them, 0 for none.
+        """Plan the same number of drafts for every request: K for all of them, 0 for none.
 
         Raises:
             SpeculationError: If a shape does not fit.
@@ -223,15 +225,15 @@ class SpeculationController:
 
         Args:
             max_num_requests: Slots of the persistent batch, and most requests of a step.
-            num_drafts: γ.
+            num_drafts: K.
             cost: What a step costs.
             planner: ``"lagged"``: a budget from earlier steps, shared out by current survival;
                 ``"greedy"``: Algorithm 1; ``"verify_all"``; ``"fixed"``; ``"none"``.
             fixed_len: Drafts per request of ``"fixed"``.
             lag: Steps between confidences and the budget made of them, at least 1.
             fill_tier: Whether a budget is raised to what its graph tier computes anyway.
-            min_snapshot_requests: With fewer requests a budget comes from what all drafts were worth
-                lately.
+            min_snapshot_requests: With fewer requests a budget comes from what all drafts were
+                worth lately.
             min_predicted_gain: Least gain to take drafting up again.
             probe_interval: Steps without drafts before the first probe.
             max_probe_interval: Longest interval, after probes that found no gain.
@@ -298,7 +300,7 @@ class SpeculationController:
         return Decision.of_native(decision)
 
     def plan(self, confidences: npt.ArrayLike) -> VerifyPlan:
-        """Choose verify lengths from the drafts' confidences (float32, [R, γ]).
+        """Choose verify lengths from the drafts' confidences (float32, [R, K]).
 
         Each must be a function of the drafts before it; see `extkv.dspark.estimation`.
 

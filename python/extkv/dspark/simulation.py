@@ -39,7 +39,7 @@ class World:
     """What drafts are worth and what the head knows about it.
 
     Attributes:
-        num_drafts: γ.
+        num_drafts: K.
         mean_logit: Acceptance of a typical draft, as a logit.
         request_spread: Standard deviation of it between requests.
         draft_spread: Standard deviation of it between drafts of a request.
@@ -94,7 +94,7 @@ class Comparison:
     Attributes:
         num_requests: Requests at any time.
         no_drafts: Without drafts.
-        fixed: With 1 to γ drafts of each request, always verified.
+        fixed: With 1 to K drafts of each request, always verified.
         scheduled: With the controller.
         stats: The controller's counters.
     """
@@ -126,7 +126,7 @@ class _Requests:
         self.generations = np.ones(num_requests, np.uint32)
 
     def draw(self, acceptance: float) -> tuple[Float32Array, Int64Array]:
-        """Return the head's logits [R, γ] and how many of γ drafts would be accepted [R]."""
+        """Return the head's logits [R, K] and how many of K drafts would be accepted [R]."""
         world, random = self._world, self._random
         shape = (len(self._difficulty), world.num_drafts)
         truth = world.mean_logit + self._difficulty[:, None]

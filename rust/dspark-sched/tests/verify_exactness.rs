@@ -59,8 +59,8 @@ impl World {
         if verify_len > 0 {
             let rejected = residual_law(&self.target, &self.draft, drafts[0]);
             for (token, probability) in rejected.into_iter().enumerate() {
-                for other in 0..2 {
-                    law[token][other] += probability * self.target_next[token][other];
+                for (mass, next) in law[token].iter_mut().zip(self.target_next[token]) {
+                    *mass += probability * next;
                 }
             }
         }
@@ -98,8 +98,8 @@ fn output_law(world: &World, drafts: [usize; 2], verify_len: u32) -> [Law; 2] {
         let accepted = (world.target[token] / world.draft[token]).min(1.0);
         let (next, draft) = (&world.target_next[token], &world.draft_next[token]);
         let rejected = residual_law(next, draft, drafts[1]);
-        for other in 0..2 {
-            law[token][other] += accepted * rejected[other];
+        for (mass, rejected) in law[token].iter_mut().zip(rejected) {
+            *mass += accepted * rejected;
         }
     }
     law

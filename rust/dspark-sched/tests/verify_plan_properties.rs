@@ -4,7 +4,7 @@
 
 mod speculation;
 
-use dspark_sched::step_cost::StepCost;
+use dspark_sched::step_cost::{CostTable, StepCost};
 use dspark_sched::verify_plan::{BudgetRule, DraftBatch, PlanCost, VerifyPlanner, exhaustive_plan};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -144,8 +144,14 @@ proptest! {
             let top = planner.top(&batch, budget, None).unwrap().verify_lens[row];
             let cost = PlanCost::new(&cost);
             let greedy = planner.greedy(&batch, &cost, None).unwrap().verify_lens[row];
+            let tiers = CostTable { tiers: vec![3, 6, 7, 12], ..cost.cost.table() };
+            let tiers = StepCost::new(tiers).unwrap();
+            let envelope = tiers.envelope();
+            let costs = (PlanCost::new(&tiers), PlanCost::new(&envelope));
+            let plan = planner.greedy_on_tiers(&batch, &costs.0, &costs.1, None).unwrap();
+            let on_tiers = plan.verify_lens[row];
             let capped = planner.greedy(&batch, &cost, Some(budget)).unwrap().verify_lens[row];
-            [top, greedy, capped]
+            [top, greedy, on_tiers, capped]
         };
         let (before, after) = (lens(&confidences), lens(&changed));
         let seen = u32::try_from(position).unwrap() + 1;
