@@ -111,6 +111,7 @@ def test_a_new_occupant_of_a_slot_starts_sure():
     controller.plan([[0.9, 0.0, 0.0]])
     controller.observe([1])
     assert controller.decide(2, [0], [1]).budget == 1
+    assert controller.cancel_newest_step() == 2
     assert controller.decide(3, [0], [2]).budget == 3
 
 

@@ -189,7 +189,8 @@ class SpeculationController:
     """Decide, plan and learn, one step after the other.
 
     Per step: `decide` before the draft pass; `plan` with the drafts' confidences if it drafts;
-    `observe` with what was accepted and how long the step took. Calls take microseconds, are safe
+    `observe` with what was accepted and how long the step took. Up to `lag` steps may be decided
+    before the first of them is observed. Calls take microseconds, are safe
     from several threads, and equal calls give equal results; still, one rank should decide and tell
     the others.
 
@@ -203,7 +204,7 @@ class SpeculationController:
         2
     """
 
-    __slots__ = ("_native", "_num_drafts", "_num_rows")
+    __slots__ = ("_native", "_num_drafts")
 
     def __init__(
         self,
@@ -243,7 +244,6 @@ class SpeculationController:
             SpeculationError: If a setting is out of range.
         """
         self._num_drafts = num_drafts
-        self._num_rows = 0
         self._native = _extkv.SpeculationController(
             max_num_requests=max_num_requests,
             num_drafts=num_drafts,
@@ -287,7 +287,7 @@ class SpeculationController:
         slots = np.asarray(slots)
         row = (slots.size,)
         bounds = None if limits is None else buffer_of("limits", limits, np.uint32, row)
-        decision = self._native.decide(
+        native = self._native.decide(
             step_id,
             buffer_of("slots", slots, np.uint32, row),
             buffer_of("generations", generations, np.uint32, row),
@@ -296,27 +296,28 @@ class SpeculationController:
             bounds,
             max_num_drafts,
         )
-        self._num_rows = slots.size
-        return Decision.of_native(decision)
+        return Decision.of_native(native)
 
     def plan(self, confidences: npt.ArrayLike) -> VerifyPlan:
-        """Choose verify lengths from the drafts' confidences (float32, [R, K]).
+        """Choose verify lengths from drafts' confidences (float32, [R, K]).
 
+        They are those of the oldest step in flight that drafts and has no plan.
         Each must be a function of the drafts before it; see `extkv.dspark.estimation`.
 
         Raises:
             SpeculationError: Without a decision to draft, or if the shape does not fit.
         """
-        shape = (self._num_rows, self._num_drafts)
-        buffer = buffer_of("confidences", confidences, np.float32, shape)
+        cells = np.asarray(confidences, np.float32)
+        buffer = buffer_of("confidences", cells, np.float32, (len(cells), self._num_drafts))
         return VerifyPlan.of_native(self._native.plan(buffer))
 
     def observe(
         self, num_accepted: npt.ArrayLike = (), measured_us: float | None = None
     ) -> StepReport:
-        """End the step with each row's accepted drafts (uint32, [R]) and its time, and learn.
+        """End the oldest step in flight with each row's accepted drafts (uint32, [R]), and learn.
 
-        Give no accepted drafts if the step did not draft, and no time if it is not typical.
+        Give no accepted drafts if the step did not draft, and no `measured_us` if the time is not
+        typical.
 
         Raises:
             SpeculationError: If a row accepts more than it verified, or a call is missing.
@@ -324,6 +325,10 @@ class SpeculationController:
         accepted = np.asarray(num_accepted)
         buffer = buffer_of("num_accepted", accepted, np.uint32, (accepted.size,))
         return StepReport.of_native(self._native.observe(buffer, measured_us))
+
+    def cancel_newest_step(self) -> int | None:
+        """Give the newest step in flight up; its number, if there was one."""
+        return self._native.cancel_newest_step()
 
     def set_cost(self, cost: StepCost | None) -> None:
         """Replace the cost table; drift starts over."""

@@ -173,6 +173,8 @@ fn a_new_occupant_counts_as_sure() {
     controller.plan(&[0.9, 0.0, 0.0]).unwrap();
     controller.observe(&[1], None).unwrap();
     assert_eq!(decide(&mut controller, 2, 1), Some(1));
+    assert_eq!(controller.cancel_newest_step(), Some(StepId(2)));
+    assert_eq!(controller.cancel_newest_step(), None);
     assert_eq!(decide(&mut controller, 3, 2), Some(3));
 }
 
@@ -204,6 +206,7 @@ fn without_a_table_everything_is_verified_and_limits_hold() {
     assert_eq!((report.num_accepted, report.num_tokens, report.predicted_us), (3, 5, None));
     let decision = controller.decide(StepId(2), &rows, load, Some(&[0, 0]), None).unwrap();
     assert_eq!((decision.drafts, decision.reason), (false, DecisionReason::NothingToDraft));
+    assert_eq!(controller.observe(&[], None).unwrap().num_tokens, 2);
     let decision = controller.decide(StepId(3), &[], StepLoad::default(), None, Some(8)).unwrap();
     assert_eq!(decision.reason, DecisionReason::NothingToDraft);
 }
@@ -215,6 +218,33 @@ fn equal_calls_give_equal_steps() {
         run_many(&mut controller, 1..100, 40, 0.7, 0.9)
     };
     assert_eq!(run(), run());
+}
+
+#[test]
+fn steps_may_be_decided_before_the_one_before_is_planned() {
+    let times = [1.0, 1.3, 1.6, 1.9];
+    let settings =
+        ControllerSettings { min_snapshot_requests: 1, ..ControllerSettings::new(1, NUM_DRAFTS) };
+    let cost = speculation::cost_of_times(&times);
+    let mut controller = SpeculationController::new(settings, Some(cost)).unwrap();
+    let rows = slot_rows(1, 1);
+    let load = StepLoad::of_requests(1);
+    let decide = |controller: &mut SpeculationController, step| {
+        controller.decide(StepId(step), &rows, load, None, None)
+    };
+    decide(&mut controller, 1).unwrap();
+    decide(&mut controller, 2).unwrap();
+    let error = PlanError::TooMany { name: "steps in flight", asked: 3, limit: 2 };
+    assert_eq!(decide(&mut controller, 3), Err(error));
+    assert_eq!(controller.plan(&[0.9, 0.1, 0.1]).unwrap().verify_lens.len(), 1);
+    assert_eq!(controller.observe(&[1], None).unwrap().step_id, StepId(1));
+    // Step 3 may know step 1, not step 2.
+    assert_eq!(decide(&mut controller, 3).unwrap().budget, Some(1));
+    controller.plan(&[0.9, 0.9, 0.9]).unwrap();
+    assert_eq!(controller.observe(&[0], None).unwrap().step_id, StepId(2));
+    let plan = controller.plan(&[0.2, 0.9, 0.9]).unwrap();
+    assert_eq!(plan.verify_lens, [1]);
+    assert_eq!(controller.observe(&[0], None).unwrap().num_tokens, 1);
 }
 
 #[test]

@@ -9,16 +9,19 @@
 //! | `settings` | what may be chosen |
 //! | `acceptance` | what drafts were worth lately, over all requests |
 //! | `gate` | fallback to no drafts, probes, return |
+//! | `in_flight` | steps decided and not yet observed |
+//! | `report` | decisions, reports, counters |
 //! | `speculation` | the controller |
 
 mod acceptance;
 mod gate;
+mod in_flight;
+mod report;
 mod settings;
 mod speculation;
 
 pub use acceptance::{AcceptanceRatio, SurvivalDensity};
 pub use gate::{DraftGate, GateSettings, GateState};
+pub use report::{ControllerStats, Decision, DecisionReason, StepReport};
 pub use settings::{ControllerSettings, PlannerKind};
-pub use speculation::{
-    ControllerStats, Decision, DecisionReason, SpeculationController, StepReport,
-};
+pub use speculation::SpeculationController;

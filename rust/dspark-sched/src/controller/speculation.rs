@@ -2,94 +2,17 @@
 
 use super::acceptance::{AcceptanceRatio, SurvivalDensity};
 use super::gate::{DraftGate, GateState};
+use super::in_flight::{Step, StepsInFlight};
+use super::report::{ControllerStats, Decision, DecisionReason, StepReport};
 use super::settings::{ControllerSettings, PlannerKind};
 use crate::confidence::survival;
 use crate::ids::{StepId, saturating_u32};
 use crate::step_cost::{CostScale, CostTracker, Drafting, StepCost, StepLoad};
 use crate::survival_history::{SlotRow, SurvivalHistory};
 use crate::verify_plan::{
-    BudgetRule, DraftBatch, PlanCost, PlanError, PlanReport, Prediction, VerifyPlan, VerifyPlanner,
+    BudgetRule, DraftBatch, PlanCost, PlanError, PlanReport, VerifyPlan, VerifyPlanner,
     check_length,
 };
-
-/// Why a step drafts or does not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DecisionReason {
-    /// The planner needs no decision: verify all, a fixed number, or none.
-    Static,
-    /// There is no cost table: everything is verified.
-    NoCostTable,
-    /// Drafting should pay.
-    Gain,
-    /// Drafting should not pay: fallback.
-    NoGain,
-    /// Drafting should not pay, and is tried again.
-    Probe,
-    /// A step of another shape, to keep the parts of the cost apart.
-    Explore,
-    /// There are no requests, or no room for drafts.
-    NothingToDraft,
-}
-
-/// What to do in a step, from history alone.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decision {
-    /// Whether to run the draft pass.
-    pub drafts: bool,
-    /// Drafts to verify in all (`K`), where that is fixed before they are drawn.
-    pub budget: Option<u32>,
-    /// Tokens that the step will run at most, padded to a tier, where the budget is fixed: the graph
-    /// to prepare.
-    pub num_executed_tokens: Option<u32>,
-    /// Why.
-    pub reason: DecisionReason,
-    /// What drafting should bring at best, by what drafts were worth lately.
-    pub expected: Option<Prediction>,
-}
-
-/// What a step was planned to be and what it was.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepReport {
-    /// The step.
-    pub step_id: StepId,
-    /// The decision.
-    pub decision: Decision,
-    /// Requested and landed trim, padding, prediction; empty if the step did not draft.
-    pub plan: PlanReport,
-    /// Predicted time of the step as run, drift included; None without a table.
-    pub predicted_us: Option<f64>,
-    /// Measured time, if given.
-    pub measured_us: Option<f64>,
-    /// Drafts accepted.
-    pub num_accepted: u32,
-    /// Tokens the step yielded: accepted drafts and one per request.
-    pub num_tokens: u32,
-}
-
-/// Counters since the start.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ControllerStats {
-    /// Steps observed.
-    pub num_steps: u64,
-    /// Steps that drafted.
-    pub num_drafting_steps: u64,
-    /// Times that drafting was given up.
-    pub num_fallbacks: u64,
-    /// Times that it was taken up again.
-    pub num_returns: u64,
-    /// Probes while given up.
-    pub num_probes: u64,
-    /// Drafts verified.
-    pub num_verified: u64,
-    /// Drafts accepted.
-    pub num_accepted: u64,
-    /// Drafts left out.
-    pub requested_trim: u64,
-    /// Tokens that did not run because of it.
-    pub landed_trim: u64,
-    /// Tokens that ran and computed nothing.
-    pub num_padding_tokens: u64,
-}
 
 /// Decides, plans and learns, one step after the other.
 ///
@@ -107,24 +30,11 @@ pub struct SpeculationController {
     density: SurvivalDensity,
     ratio: AcceptanceRatio,
     gate: DraftGate,
-    step: Option<Step>,
+    steps: StepsInFlight,
     last_step: Option<StepId>,
     is_fresh_start: bool,
-    rows: Vec<SlotRow>,
-    /// `[R]` most drafts of each row of the step in progress.
-    limits: Vec<u32>,
-    survival: Vec<f32>,
     past: Vec<f32>,
     stats: ControllerStats,
-}
-
-/// The step in progress.
-#[derive(Debug, Clone, Copy)]
-struct Step {
-    step_id: StepId,
-    load: StepLoad,
-    decision: Decision,
-    is_planned: bool,
 }
 
 impl SpeculationController {
@@ -146,12 +56,9 @@ impl SpeculationController {
             settings,
             envelope: cost.as_ref().map(StepCost::envelope),
             cost,
-            step: None,
+            steps: StepsInFlight::new(settings.lag as usize, num_slots, num_drafts),
             last_step: None,
             is_fresh_start: true,
-            rows: Vec::with_capacity(num_slots),
-            limits: Vec::with_capacity(num_slots),
-            survival: Vec::with_capacity(num_cells),
             past: Vec::with_capacity(num_cells),
             stats: ControllerStats::default(),
         })
@@ -160,8 +67,8 @@ impl SpeculationController {
     /// Decides whether a step drafts, and how many drafts it will verify.
     ///
     /// Call before the drafts are drawn. Everything here is history: survivals at least `lag` steps
-    /// old, what drafts were worth lately, measured times. So no draft decides about itself. A step
-    /// that was decided and not observed is forgotten.
+    /// old, what drafts were worth lately, measured times. So no draft decides about itself. Up to
+    /// `lag` steps may be decided before the first of them is observed.
     ///
     /// `limits` `[R]` are the most drafts that each row may verify; `max_num_drafts` bounds the step.
     ///
@@ -177,33 +84,36 @@ impl SpeculationController {
         max_num_drafts: Option<u32>,
     ) -> Result<Decision, PlanError> {
         check_length("rows", rows.len(), load.num_requests as usize)?;
-        if let Some(last) = self.last_step.filter(|&last| step_id <= last) {
-            return Err(PlanError::StepOrder { found: step_id, last });
-        }
-        let num_drafts = self.settings.num_drafts;
         check_count("rows", rows.len(), self.settings.max_num_requests)?;
         if let Some(limits) = limits {
             check_length("limits", limits.len(), rows.len())?;
         }
-        self.past.resize(rows.len() * num_drafts, 1.0);
+        if let Some(last) = self.last_step.filter(|&last| step_id <= last) {
+            return Err(PlanError::StepOrder { found: step_id, last });
+        }
+        self.past.resize(rows.len() * self.settings.num_drafts, 1.0);
         self.history.read(step_id, rows, &mut self.past)?;
-        let all = saturating_u32(num_drafts);
-        self.limits.clear();
-        self.limits.resize(rows.len(), all);
-        for (limit, &given) in self.limits.iter_mut().zip(limits.unwrap_or_default()) {
+        let mut step = self.steps.take_spare()?;
+        let all = saturating_u32(self.settings.num_drafts);
+        step.limits.clear();
+        step.limits.resize(rows.len(), all);
+        for (limit, &given) in step.limits.iter_mut().zip(limits.unwrap_or_default()) {
             *limit = given.min(all);
         }
-        let num_available = self.limits.iter().sum();
-        let limit = max_num_drafts.unwrap_or(u32::MAX).min(num_available);
-        let decision = self.decision(&load, limit)?;
-        self.rows.clear();
-        self.rows.extend_from_slice(rows);
-        self.last_step = Some(step_id);
-        self.step = Some(Step { step_id, load, decision, is_planned: false });
-        Ok(decision)
+        let decided = self.decision(&load, &step.limits, max_num_drafts);
+        if let Ok(decision) = decided {
+            step.rows.clear();
+            step.rows.extend_from_slice(rows);
+            self.last_step = Some(step_id);
+            self.steps.push(Step { step_id, load, decision, is_planned: false, ..step });
+        } else {
+            self.steps.recycle(step);
+        }
+        decided
     }
 
-    /// Chooses the verify lengths of the step in progress from its drafts' confidences `[R, γ]`.
+    /// Chooses verify lengths from drafts' confidences `[R, γ]`, for the oldest step in flight that
+    /// drafts and has none.
     ///
     /// Confidences `c_j` must be functions of the drafts before `j`; see [`crate::estimator`]. Why no
     /// draft decides about itself: see [`VerifyPlanner::top`] and [`VerifyPlanner::greedy`].
@@ -211,41 +121,44 @@ impl SpeculationController {
     /// # Errors
     /// [`PlanError::CallOrder`] without a decision to draft; [`PlanError::WrongLength`].
     pub fn plan(&mut self, confidences: &[f32]) -> Result<&VerifyPlan, PlanError> {
-        let found = self.step.map(|step| step.step_id);
+        let found = self.steps.oldest().map(|step| step.step_id);
         let refused = PlanError::CallOrder { call: "plan", found, expected: "a decision to draft" };
-        let step =
-            self.step.filter(|step| step.decision.drafts && !step.is_planned).ok_or(refused)?;
+        let step = self.steps.to_plan().ok_or(refused)?;
         let num_drafts = self.settings.num_drafts;
-        check_length("confidences", confidences.len(), self.rows.len() * num_drafts)?;
-        self.survival.clear();
+        check_length("confidences", confidences.len(), step.rows.len() * num_drafts)?;
+        step.survival.clear();
         for row in confidences.chunks_exact(num_drafts) {
-            self.survival.extend(survival(row));
+            step.survival.extend(survival(row));
         }
-        let limits = Some(self.limits.as_slice());
-        let batch = DraftBatch { survival: &self.survival, limits, load: step.load };
-        self.history.record(step.step_id, &self.rows, &self.survival)?;
-        self.density.observe(&self.survival, self.rows.len(), self.is_fresh_start);
+        self.history.record(step.step_id, &step.rows, &step.survival)?;
+        self.density.observe(&step.survival, step.rows.len(), self.is_fresh_start);
         self.is_fresh_start = false;
-        self.step = Some(Step { is_planned: true, ..step });
-        let cost = plan_cost(self.cost.as_ref(), self.tracker.scale(), &self.ratio);
-        let envelope = self.envelope.as_ref();
-        let envelope = plan_cost(envelope, self.tracker.scale(), &self.ratio);
-        match (self.settings.planner, step.decision.budget, &cost) {
-            (PlannerKind::Greedy, budget, Some(cost)) => match &envelope {
-                Some(envelope) if self.settings.fill_tier => {
-                    self.planner.greedy_on_tiers(&batch, cost, envelope, budget)
+        let limits = Some(step.limits.as_slice());
+        let batch = DraftBatch { survival: &step.survival, limits, load: step.load };
+        let scale = self.tracker.scale();
+        let cost = plan_cost(self.cost.as_ref(), scale, &self.ratio);
+        let envelope = plan_cost(self.envelope.as_ref(), scale, &self.ratio);
+        let planner = &mut self.planner;
+        let plan = match (self.settings.planner, step.decision.budget, &cost, &envelope) {
+            (PlannerKind::Greedy, budget, Some(cost), Some(envelope)) => {
+                if self.settings.fill_tier {
+                    planner.greedy_on_tiers(&batch, cost, envelope, budget)
+                } else {
+                    planner.greedy(&batch, cost, budget)
                 }
-                _ => self.planner.greedy(&batch, cost, budget),
-            },
-            (PlannerKind::Fixed(len), ..) => self.planner.fixed(&batch, len, cost.as_ref()),
-            (PlannerKind::Lagged, Some(budget), cost) => {
-                self.planner.top(&batch, budget, cost.as_ref())
             }
-            _ => self.planner.fixed(&batch, u32::MAX, cost.as_ref()),
-        }
+            (PlannerKind::Fixed(len), _, cost, _) => planner.fixed(&batch, len, cost.as_ref()),
+            (PlannerKind::Lagged, Some(num), cost, _) => planner.top(&batch, num, cost.as_ref()),
+            (.., cost, _) => planner.fixed(&batch, u32::MAX, cost.as_ref()),
+        }?;
+        step.verify_lens.clone_from(&plan.verify_lens);
+        step.plan = plan.report;
+        step.is_planned = true;
+        Ok(self.planner.plan())
     }
 
-    /// Ends the step in progress with the accepted drafts of each row `[R]` and its time, and learns.
+    /// Ends the oldest step in flight with the accepted drafts of each row `[R]` and its time, and
+    /// learns.
     ///
     /// Give no accepted drafts (an empty slice) if the step did not draft. A time that is unknown or
     /// not typical, such as the first of a new shape, is better left out.
@@ -257,19 +170,25 @@ impl SpeculationController {
         num_accepted: &[u32],
         measured_us: Option<f64>,
     ) -> Result<StepReport, PlanError> {
-        let found = self.step.map(|step| step.step_id);
-        let ready = self.step.filter(|step| step.is_planned || !step.decision.drafts);
+        let oldest = self.steps.oldest();
+        let found = oldest.map(|step| step.step_id);
         let expected = if found.is_some() { "plan" } else { "decide" };
+        let ready = oldest.filter(|step| step.is_planned || !step.decision.drafts);
         let step = ready.ok_or(PlanError::CallOrder { call: "observe", found, expected })?;
         let drafting = if step.decision.drafts { Drafting::Paid } else { Drafting::Skipped };
         let plan = match drafting {
-            Drafting::Paid => self.learn_acceptance(num_accepted)?,
+            Drafting::Paid => {
+                check_accepted(num_accepted, &step.verify_lens)?;
+                let accepted: u32 = num_accepted.iter().sum();
+                self.ratio.observe(promised(step, self.settings.num_drafts), f64::from(accepted));
+                step.plan
+            }
             Drafting::Skipped => {
                 check_length("num_accepted", num_accepted.len(), 0)?;
                 PlanReport { num_requests: step.load.num_requests, ..PlanReport::default() }
             }
         };
-        let accepted = num_accepted.iter().sum();
+        let num_accepted = num_accepted.iter().sum();
         let scale = self.tracker.scale();
         let predicted_us = self.cost.as_ref().map(|cost| {
             let predicted = cost.times(&step.load, scale, drafting).at(plan.num_admitted);
@@ -278,17 +197,24 @@ impl SpeculationController {
             }
             predicted
         });
-        self.step = None;
-        self.count(&step.decision, &plan, accepted);
-        Ok(StepReport {
+        let report = StepReport {
             step_id: step.step_id,
             decision: step.decision,
             plan,
             predicted_us,
             measured_us,
-            num_accepted: accepted,
-            num_tokens: step.load.num_requests.saturating_add(accepted),
-        })
+            num_accepted,
+            num_tokens: step.load.num_requests.saturating_add(num_accepted),
+        };
+        self.steps.finish_oldest();
+        self.stats.count(&report);
+        Ok(report)
+    }
+
+    /// Gives the newest step in flight up, for example because the engine does not run it; its
+    /// number, if there was one. What was planned of it stays in the history.
+    pub fn cancel_newest_step(&mut self) -> Option<StepId> {
+        self.steps.cancel_newest()
     }
 
     /// Counters.
@@ -322,7 +248,13 @@ impl SpeculationController {
         self.tracker = CostTracker::default();
     }
 
-    fn decision(&mut self, load: &StepLoad, limit: u32) -> Result<Decision, PlanError> {
+    fn decision(
+        &mut self,
+        load: &StepLoad,
+        limits: &[u32],
+        max_num_drafts: Option<u32>,
+    ) -> Result<Decision, PlanError> {
+        let limit = max_num_drafts.unwrap_or(u32::MAX).min(limits.iter().sum());
         let says = |drafts, budget, reason| Decision {
             drafts,
             budget,
@@ -364,7 +296,7 @@ impl SpeculationController {
             // Algorithm 1 finds its own number; a probe of it learns from confidences alone.
             PlannerKind::Greedy => limit,
             _ => {
-                let limits = Some(self.limits.as_slice());
+                let limits = Some(limits);
                 let past = DraftBatch { survival: &self.past, limits, load: *load };
                 let inputs = BudgetInputs { past, cost: &cost, limit, pooled, gate };
                 budget(&mut self.planner, &self.settings, &inputs)?
@@ -375,35 +307,20 @@ impl SpeculationController {
         decision.num_executed_tokens = Some(times.num_executed_tokens(budget));
         Ok(decision)
     }
+}
 
-    fn learn_acceptance(&mut self, num_accepted: &[u32]) -> Result<PlanReport, PlanError> {
-        let plan = self.planner.plan();
-        check_length("num_accepted", num_accepted.len(), plan.verify_lens.len())?;
-        let pairs = num_accepted.iter().zip(&plan.verify_lens).enumerate();
-        for (row, (&found, &limit)) in pairs {
-            if found > limit {
-                return Err(PlanError::AcceptedPastWindow { row, found, limit });
-            }
-        }
-        let rows = self.survival.chunks_exact(self.settings.num_drafts).zip(&plan.verify_lens);
-        let sums = rows.map(|(row, &len)| {
-            row.iter().take(len as usize).map(|&survival| f64::from(survival)).sum::<f64>()
-        });
-        let accepted: u32 = num_accepted.iter().sum();
-        self.ratio.observe(sums.sum(), f64::from(accepted));
-        Ok(plan.report)
-    }
+/// Accepted drafts that the verified ones of a step promised.
+fn promised(step: &Step, num_drafts: usize) -> f64 {
+    let rows = step.survival.chunks_exact(num_drafts).zip(&step.verify_lens);
+    rows.map(|(row, &len)| row.iter().take(len as usize).map(|&a| f64::from(a)).sum::<f64>()).sum()
+}
 
-    fn count(&mut self, decision: &Decision, plan: &PlanReport, num_accepted: u32) {
-        let stats = &mut self.stats;
-        stats.num_steps += 1;
-        stats.num_drafting_steps += u64::from(decision.drafts);
-        stats.num_probes += u64::from(decision.reason == DecisionReason::Probe);
-        stats.num_verified += u64::from(plan.num_admitted);
-        stats.num_accepted += u64::from(num_accepted);
-        stats.requested_trim += u64::from(plan.requested_trim);
-        stats.landed_trim += u64::from(plan.landed_trim);
-        stats.num_padding_tokens += u64::from(plan.num_padding_tokens);
+fn check_accepted(num_accepted: &[u32], verify_lens: &[u32]) -> Result<(), PlanError> {
+    check_length("num_accepted", num_accepted.len(), verify_lens.len())?;
+    let mut pairs = num_accepted.iter().zip(verify_lens).enumerate();
+    match pairs.find(|(_, (found, limit))| found > limit) {
+        None => Ok(()),
+        Some((row, (&found, &limit))) => Err(PlanError::AcceptedPastWindow { row, found, limit }),
     }
 }
 

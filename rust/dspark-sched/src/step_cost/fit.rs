@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 
 use super::curve::Knot;
 use super::error::CostError;
-use super::table::{CostTable, Drafting, QualityLimits, StepCost, StepLoad};
+use super::step::{Drafting, StepCost, StepLoad};
+use super::table::{CostTable, QualityLimits};
 
 const MAX_NUM_SWEEPS: usize = 2000;
 /// Sweeps end when no part moves by more than this share of the mean step.

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | `curve` | a piecewise linear curve and its lookup rule |
 //! | `repair` | monotone repair |
-//! | `table` | the table, its JSON form, graph tiers, time of a step |
+//! | `table` | the table as it is stored, and its JSON form |
+//! | `step` | time of a step: graph tiers, parts, envelope |
 //! | `fit` | a table from measured steps |
 //! | `tracker` | slow drift of the parts, from measured step times |
 
@@ -15,6 +16,7 @@ mod curve;
 mod error;
 mod fit;
 mod repair;
+mod step;
 mod table;
 mod tracker;
 
@@ -22,5 +24,6 @@ pub use curve::{Curve, Knot};
 pub use error::CostError;
 pub use fit::{FitReport, StepSample, fit_step_cost};
 pub use repair::{Repaired, repaired};
-pub use table::{CostTable, Drafting, QualityLimits, StepCost, StepLoad, StepTimes};
+pub use step::{Drafting, StepCost, StepLoad, StepTimes};
+pub use table::{CostTable, QualityLimits};
 pub use tracker::{CostScale, CostTracker};

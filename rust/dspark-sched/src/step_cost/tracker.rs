@@ -5,7 +5,7 @@
 //! the recent steps say nothing about keeps its value and only grows less certain, so that the next
 //! step of another shape corrects it. Factors come from history, so plans made with them stay exact.
 
-use super::table::{Drafting, StepCost, StepLoad};
+use super::step::{Drafting, StepCost, StepLoad};
 
 /// Variance of a step's relative time around the model.
 const STEP_VARIANCE: f64 = 0.02 * 0.02;

@@ -4,6 +4,7 @@ use super::batch::{DraftBatch, PlanCost};
 use super::error::PlanError;
 use super::order::{MAX_NUM_DRAFTS, MAX_NUM_REQUESTS, fill_keys, row_of, survival_of};
 use super::report::{PlanReport, Prediction, VerifyPlan, predict};
+use crate::confidence::sanitized;
 use crate::ids::saturating_u32;
 
 /// What bounds a budget.
@@ -229,8 +230,8 @@ impl VerifyPlanner {
         for (row, survival) in batch.survival.chunks_exact(self.num_drafts).enumerate() {
             let len = batch.limit(row, self.num_drafts).min(num_drafts as usize);
             self.plan.verify_lens.push(saturating_u32(len));
-            let row_sum: f64 = survival.iter().take(len).map(|&a| f64::from(a)).sum();
-            survival_sum += if row_sum.is_finite() { row_sum } else { 0.0 };
+            survival_sum +=
+                survival.iter().take(len).map(|&a| f64::from(sanitized(a))).sum::<f64>();
         }
         let num_admitted = self.plan.verify_lens.iter().sum();
         let counts = [self.num_available(batch), num_admitted];

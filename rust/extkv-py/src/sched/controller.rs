@@ -165,14 +165,14 @@ impl PySpeculationController {
         Ok(controller.decide(step_id, &rows, load, limits.as_deref(), max_num_drafts)?.into())
     }
 
-    /// Verify lengths of the step in progress.
+    /// Verify lengths of the oldest step in flight that has none.
     fn plan(&self, py: Python<'_>, confidences: Arg<Vec<f32>>) -> PyResult<PyVerifyPlan> {
         let confidences = given(confidences, "confidences")?;
         let mut controller = locked(py, &self.inner)?;
         PyVerifyPlan::copy(py, controller.plan(&confidences).map_err(BindingError::from)?)
     }
 
-    /// End the step in progress.
+    /// End the oldest step in flight.
     fn observe(
         &self,
         py: Python<'_>,
@@ -181,6 +181,11 @@ impl PySpeculationController {
     ) -> BindingResult<PyStepReport> {
         let num_accepted = given(num_accepted, "num_accepted")?;
         Ok(locked(py, &self.inner)?.observe(&num_accepted, measured_us)?.into())
+    }
+
+    /// Give the newest step in flight up; its number.
+    fn cancel_newest_step(&self, py: Python<'_>) -> BindingResult<Option<u64>> {
+        Ok(locked(py, &self.inner)?.cancel_newest_step().map(|step_id| step_id.0))
     }
 
     /// Replace the cost table.
