@@ -72,8 +72,8 @@ impl SurvivalDensity {
                     best = (rate, num_drafts, here);
                 }
             };
-            let start = rounded(count).min(max_num_drafts);
-            let end = rounded(count + requests * per_request).min(max_num_drafts);
+            let start = whole(count).min(max_num_drafts);
+            let end = whole(count + requests * per_request).min(max_num_drafts);
             for &num_tokens in
                 cost.cost.breaks_between(base.saturating_add(start), base.saturating_add(end))
             {
@@ -126,8 +126,8 @@ impl AcceptanceRatio {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of drafts")]
-fn rounded(count: f64) -> u32 {
-    count.round() as u32
+fn whole(count: f64) -> u32 {
+    (count + 1e-6).floor() as u32
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a probability")]

@@ -83,7 +83,7 @@ impl StepsInFlight {
     }
 
     /// The oldest step that drafts and has no plan yet.
-    pub(super) fn to_plan(&mut self) -> Option<&mut Step> {
+    pub(super) fn oldest_unplanned(&mut self) -> Option<&mut Step> {
         self.steps.iter_mut().find(|step| step.decision.drafts && !step.is_planned)
     }
 

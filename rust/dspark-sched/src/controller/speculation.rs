@@ -123,7 +123,7 @@ impl SpeculationController {
     pub fn plan(&mut self, confidences: &[f32]) -> Result<&VerifyPlan, PlanError> {
         let found = self.steps.oldest().map(|step| step.step_id);
         let refused = PlanError::CallOrder { call: "plan", found, expected: "a decision to draft" };
-        let step = self.steps.to_plan().ok_or(refused)?;
+        let step = self.steps.oldest_unplanned().ok_or(refused)?;
         let num_drafts = self.settings.num_drafts;
         check_length("confidences", confidences.len(), step.rows.len() * num_drafts)?;
         step.survival.clear();
