@@ -45,9 +45,10 @@ check-python: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/python -m mypy.stubtest extkv._extkv --allowlist .ci/stubtest-allowlist.txt
 	$(BIN)/typos
 
-bench: $(VENV)/.built  ## Run the benches that need no GPU; see bench/README.md for the others.
+bench: $(VENV)/.built $(VENV)/.dev  ## Run the benches that need no GPU; see bench/README.md for the others.
 	$(BIN)/python -m bench.memory.bench_host
 	$(BIN)/python -m bench.kv.bench_cache
+	$(BIN)/python -m bench.protocol.bench_codec
 
 gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
 	.ci/gpu-wheel.sh

@@ -105,7 +105,6 @@ def mean_us(operation: Callable[[], object], num_calls: int) -> float:
         for _ in range(num_calls):
             operation()
 
-    gc.collect()
     gc.disable()
     try:
         return cpu_us(repeat) / num_calls
@@ -120,6 +119,7 @@ def compare(
     (peer_name, peer), *_ = operations.items()
     num_calls = max(int(SAMPLE_US / min(cpu_us(peer) for _ in range(5))), 1)
     timed = {name: partial(mean_us, call, num_calls) for name, call in operations.items()}
+    gc.collect()
     samples = alternate(timed, rounds, warmup_rounds=1)
     num_bytes = sum(map(len, case.frames))
     peer_row = report.add(case.shape, peer_name, samples[peer_name], num_bytes=num_bytes)

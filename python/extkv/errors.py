@@ -155,6 +155,14 @@ class MissingPackageError(ExtkvError, ImportError):
     """A package that extkv does not need otherwise is not installed; the message says which."""
 
 
+class UnsupportedDrafterError(ModelFileError):
+    """A drafter is of a known kind that extkv cannot run yet; the message says which."""
+
+
+class DrafterMismatchError(InvalidArgumentError):
+    """A drafter cannot draft for this target; the message names the two values that differ."""
+
+
 class ProtocolError(ExtkvError, ValueError):
     """Bytes that are no message; nothing of them was used.
 

@@ -71,3 +71,17 @@ def comparable(kind: str, message: object) -> object:
 
 def test_all_files_of_vectors_are_read():
     assert len(LINES) > 200
+
+
+def test_a_difference_is_found_at_every_level():
+    (line,) = [line for line in golden("outputs") if line.test_id == "0.32-out_logprobs_aux"]
+    message = protocol.decode_outputs(line.frames)
+    fields = line.python_value["fields"]
+    output = fields["outputs"][0]["fields"]
+    arrays = output["new_logprobs"]["fields"]
+    places = ((fields, "timestamp"), (output, "request_id"), (arrays["logprobs"], "shape"))
+    for holder, key in places:
+        kept, holder[key] = holder[key], "something else"
+        assert len(differences(line.python_value, message)) == 1
+        holder[key] = kept
+    assert differences(line.python_value, message) == []

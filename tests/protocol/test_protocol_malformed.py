@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
+import numpy as np
 import pytest
-from extkv import protocol
+from extkv import _extkv, protocol
 from extkv.errors import ExtkvError, InvalidArgumentError, InvalidMessageError, ProtocolError
 
 
@@ -164,8 +167,6 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, object], match: 
 
 
 def test_arrays_of_objects_cannot_be_sent():
-    import numpy as np
-
     with pytest.raises(InvalidMessageError, match=r"new_logprobs\.logprob_token_ids"):
         protocol.EngineCoreOutput(
             request_id="a",
@@ -181,3 +182,46 @@ def test_arrays_of_objects_cannot_be_sent():
 def test_numpy_has_no_bfloat16():
     with pytest.raises(InvalidArgumentError, match="numpy has no type bfloat16"):
         protocol.Tensor("bfloat16", (1,), b"ab").numpy()
+
+
+def one_output(width: int) -> protocol.EngineCoreOutput:
+    return protocol.EngineCoreOutput(
+        request_id="a",
+        new_token_ids=[1],
+        new_logprobs=protocol.LogprobsLists(
+            logprob_token_ids=np.zeros((1, width), np.int32),
+            logprobs=np.zeros((1, width), np.float32),
+            sampled_token_ranks=np.zeros(1, np.int32),
+        ),
+    )
+
+
+def test_log_probabilities_of_different_width_do_not_stack():
+    outputs = protocol.EngineCoreOutputs(outputs=[one_output(2), one_output(3)])
+    with pytest.raises(InvalidArgumentError, match=r"output 1 are <i4 of shape \[1, 3\]"):
+        outputs.stacked_logprobs()
+
+
+def test_log_probabilities_of_other_shapes_are_no_columns():
+    lists = one_output(2).new_logprobs
+    wrong = dataclasses.replace(lists, sampled_token_ranks=np.zeros(2, np.int32))
+    with pytest.raises(InvalidArgumentError, match=r"sampled_token_ranks of shape \[2\]"):
+        protocol.encode_output_columns(["a"], [1], logprobs=wrong)
+    too_wide = dataclasses.replace(lists, logprobs=np.zeros((1, 2), np.longdouble))
+    with pytest.raises(InvalidArgumentError, match='element type "<f16" is not supported'):
+        protocol.encode_output_columns(["a"], [1], logprobs=too_wide)
+
+
+def test_there_is_no_message_of_another_name():
+    with pytest.raises(InvalidArgumentError, match='there is no message "letter"'):
+        _extkv.protocol_decode("letter", b"", "0.32")
+    with pytest.raises(InvalidArgumentError, match='there is no message "letter"'):
+        _extkv.protocol_encode("letter", None, "0.32")
+    with pytest.raises(InvalidArgumentError, match='there is no message "Letter"'):
+        _extkv.protocol_fields("Letter")
+
+
+def test_tokens_of_outputs_are_int32():
+    output = protocol.EngineCoreOutput(request_id="a", new_token_ids=[2**31])
+    with pytest.raises(InvalidMessageError, match=r"outputs\[0\]\.new_token_ids\[0\]"):
+        protocol.EngineCoreOutputs(outputs=[output])

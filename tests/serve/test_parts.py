@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from extkv.outputs import RowLogprobs
-from extkv.engine.resolved_sampling import ModelLimits
+from extkv.resolved_sampling import ModelLimits
 from extkv.errors import InvalidArgumentError, UnsupportedRequestError
 from extkv.serve.outputs import pack_logprobs
 from extkv.serve.sampling import fit_sampling

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.sampler import Sampler
 from extkv.engine.sampling_slots import SlotRequest
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams, request_seed
 
 CPU = torch.device("cpu")

@@ -39,12 +39,12 @@ def test_an_answer_that_is_early_waits_for_its_turn(shown):
     assert shown() == ""
     answers.show(0, output("o"))
     assert shown() == "[a] ask a\no"
-    answers.show(2, output("thr"))
+    answers.show(2, output("la"))
     answers.show(0, output("one", "length"))
-    assert shown() == "ne\n\n[b] ask b\ntwo\n\n[c] ask c\nthr"
-    answers.show(2, output("three", "length"))
+    assert shown() == "ne\n\n[b] ask b\ntwo\n\n[c] ask c\nla"
+    answers.show(2, output("last", "length"))
     answers.finish()
-    assert shown() == "ee\n\n"
+    assert shown() == "st\n\n"
 
 
 def test_what_is_there_is_printed_when_a_run_is_cut_off(shown):

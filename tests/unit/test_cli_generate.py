@@ -40,6 +40,8 @@ def test_options_reach_the_engine(seen):
     result = run("generate", "Hi", *arguments.split(), *more.split())
     assert result.stderr == "error: stop here\n"
     options = {
+        "draft": None,
+        "speculative_config": None,
         "device": "cpu",
         "dtype": "bfloat16",
         "max_model_len": 64,

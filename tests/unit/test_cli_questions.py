@@ -102,7 +102,7 @@ def test_a_file_can_be_standard_input(stdin):
         ({"prompt": "a", "id": []}, "id is [], expected a string or a number"),
         ({"prompt": 5}, "prompt is 5, expected a text or a list of token ids"),
         ({"prompt": [True]}, "prompt is [True], expected a text or a list of token ids"),
-        ({"prompt": "a", "temprature": 1}, "'temprature' is no field, known: id, prompt"),
+        ({"prompt": "a", "heat": 1}, "'heat' is no field, known: id, prompt"),
         ({"prompt": "a", "n": 2}, "'n' is no field"),
         ({"prompt": "a", "top_p": 0}, "line 2: top_p is 0, expected a finite number"),
         ({"messages": []}, "messages is [], expected a list of objects"),

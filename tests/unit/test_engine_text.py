@@ -3,10 +3,10 @@
 import itertools
 
 import pytest
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.text import OutputText
 from extkv.models.tokenizer import IncrementalDetokenizer
 from extkv.outputs import CompletionOutput, Logprob, RequestMetrics, RowLogprobs
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams
 from hypothesis import given
 from hypothesis import strategies as st

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.cli.questions import Question
+    from extkv.dspark.verification import DraftCounts
     from extkv.kv import KVCache
     from extkv.outputs import RequestOutput
 
@@ -116,6 +117,18 @@ def answer_dict(question: Question, output: RequestOutput) -> dict[str, Any]:
         "prefill_s": None if metrics is None else metrics.prefill_s,
         "decode_s": None if metrics is None else metrics.decode_s,
     }
+
+
+def format_drafts(counts: DraftCounts) -> str:
+    """Return what became of drafts: tokens per step, and the accepted share at each place."""
+    shares = ", ".join(
+        f"{accepted / drafted:.0%}"
+        for accepted, drafted in zip(counts.num_accepted, counts.num_drafted, strict=True)
+    )
+    return (
+        f"drafts: {counts.accepted_length:.2f} tokens per step in {counts.num_rounds} steps; "
+        f"accepted by place {shares or 'none'}"
+    )
 
 
 def format_summary(num_answers: int, num_tokens: int, elapsed_s: float, cache: KVCache) -> str:

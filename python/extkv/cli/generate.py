@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from extkv.cli.answers import JsonAnswers, TextAnswers, format_summary
+from extkv.cli.answers import JsonAnswers, TextAnswers, format_drafts, format_summary
 from extkv.cli.progress import progress_bars
 from extkv.cli.questions import read_questions
 from extkv.errors import ExtkvError
@@ -85,6 +85,15 @@ def generate(
     ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     model: ModelOption = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of a DSpark drafter for the model; the answers stay the same."
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Drafts per step; as many as the drafter makes.")
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = DtypeName.AUTO,
     max_model_len: Annotated[
@@ -122,8 +131,16 @@ def generate(
         "seed": seed,
     }
     questions = read_questions(prompts or [], prompts_path, sampling, chat=chat)
+    if num_speculative_tokens is not None and draft is None:
+        raise typer.BadParameter(
+            "give a drafter with --draft", param_hint="--num-speculative-tokens"
+        )
     llm = load(
         model,
+        draft=draft,
+        speculative_config=None
+        if draft is None
+        else {"method": "dspark", "num_speculative_tokens": num_speculative_tokens},
         device=device,
         dtype=dtype.value,
         max_model_len=max_model_len,
@@ -188,6 +205,8 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
 def _print_summary(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float) -> None:
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     typer.echo(format_summary(len(outputs), num_tokens, elapsed_s, llm.kv_cache), err=True)
+    if llm.draft_counts is not None:
+        typer.echo(format_drafts(llm.draft_counts), err=True)
 
 
 def _prompt_of(llm: LLM, question: Question) -> str | list[int]:

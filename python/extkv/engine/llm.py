@@ -14,13 +14,14 @@ from tqdm import tqdm
 from extkv.device import resolve_device
 from extkv.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from extkv.engine.core import EngineCore
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
 from extkv.errors import InvalidArgumentError
 from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.host_decoder import HostDecoder
 from extkv.models.loader import check_device, resolve_dtype
 from extkv.outputs import RequestOutput
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams, request_seed
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from extkv.dspark.verification import DraftCounts
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
     from extkv.models import LoadedModel
+    from extkv.models.dspark import DSparkModel
 
     Prompt = str | Sequence[int]
     Progress = Callable[[str, int, int], None]
@@ -42,6 +45,9 @@ class LLM:
     Args:
         model: A GGUF file or a Hugging Face directory; None for the installed SmolLM2. A model that
             is loaded already can be passed too.
+        draft: Directory of a DSpark drafter for the model, or a drafter that is loaded already.
+        speculative_config: How to draft and verify, with vLLM's keys; see
+            `extkv.dspark.options.SpeculativeOptions`.
         device: ``"cuda"``, ``"cpu"`` or a torch.device; None for CUDA where there is a device.
         dtype: ``"auto"`` is bfloat16 on CUDA and float32 on the host.
         max_model_len: Most tokens of a sequence; None for the model's context length.
@@ -74,7 +80,9 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str] | LoadedModel | None = None,
+        draft: str | os.PathLike[str] | DSparkModel | None = None,
         *,
+        speculative_config: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
@@ -116,19 +124,31 @@ class LLM:
             seed=seed,
         )
         self.model = loaded
+        speculator = drafting = None
+        if draft is not None or speculative_config is not None:
+            # Imported late: it imports parts of the engine.
+            from extkv.dspark.drafting import Drafting
+            from extkv.dspark.pairing import make_speculator
+
+            speculator, options = make_speculator(
+                loaded.model, draft, speculative_config, self.config, on_progress
+            )
         sampler = Sampler(
             vocab_size=loaded.config.vocab_size, num_slots=num_seqs, device=loaded.model.device
         )
         runner = ModelRunner(
-            loaded.model,
+            HostDecoder.of(loaded.model),
             self.config,
             lambda logits: sampler.profile(logits, num_history_tokens=length),
             on_progress,
+            speculator,
         )
         runner.start()
         self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
-        self.engine = EngineCore(runner, sampler, self.config, tokenizer)
+        if speculator is not None:
+            drafting = Drafting(speculator, sampler, options)
+        self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
         self._limits = ModelLimits(
             vocab_size=loaded.config.vocab_size,
@@ -142,6 +162,12 @@ class LLM:
     def kv_cache(self) -> KVCache:
         """The cache."""
         return self.engine.runner.cache
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """Drafts verified and accepted so far; None without a drafter."""
+        drafting = self.engine.drafting
+        return None if drafting is None else drafting.counts
 
     @property
     def sizing_plan(self) -> SizingPlan:
@@ -239,8 +265,8 @@ class LLM:
         return self.model.tokenizer.encode(rendered, add_special_tokens=False)
 
     def close(self) -> None:
-        """Give the cache back."""
-        self.engine.runner.cache.close()
+        """Give the cache back; a call that needs it raises FreedError from then on."""
+        self.engine.runner.close()
 
     def _serve(
         self,

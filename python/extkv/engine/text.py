@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.models import IncrementalDetokenizer
+    from extkv.resolved_sampling import ResolvedSampling
 
 
 class OutputText:

@@ -85,8 +85,9 @@ def decode_request(
     Raises:
         ProtocolError: the frames are no request; `path` names the field.
     """
-    request, skipped = _extkv.EngineCoreRequest.decode(frames, profile)
-    _report(skipped, on_skipped)
+    request = _extkv.EngineCoreRequest.decode(frames, profile)
+    if on_skipped is not None:
+        _report(request.skipped, on_skipped)
     return request
 
 
@@ -115,8 +116,9 @@ def decode_outputs(
     Raises:
         ProtocolError: the frames are no such message; `path` names the field.
     """
-    outputs, skipped = _extkv.EngineCoreOutputs.decode(frames, profile)
-    _report(skipped, on_skipped)
+    outputs = _extkv.EngineCoreOutputs.decode(frames, profile)
+    if on_skipped is not None:
+        _report(outputs.skipped, on_skipped)
     return outputs
 
 

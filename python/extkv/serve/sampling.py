@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from extkv.engine.resolved_sampling import ModelLimits, ResolvedSampling, resolve_sampling_params
+from extkv.resolved_sampling import ModelLimits, ResolvedSampling, resolve_sampling_params
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 from extkv.errors import UnsupportedRequestError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from extkv.engine.resolved_sampling import ModelLimits
+from extkv.resolved_sampling import ModelLimits
 from extkv.sampling_params import request_seed
 from extkv.errors import ExtkvError, SchedulerError, UnsupportedRequestError
 from extkv.serve.outputs import ABORTED, FAILED, RequestNews, ServedSequence

@@ -1,5 +1,9 @@
 //! Decoders allocate no more than a small multiple of their input, whatever headers announce.
 
+#[path = "protocol/golden.rs"]
+#[allow(dead_code, clippy::unwrap_used, reason = "shared with the protocol tests")]
+mod golden;
+
 use std::alloc::System;
 
 use bytes::Bytes;
@@ -43,8 +47,14 @@ fn with_head(head: &[u8], body: &[u8]) -> Vec<u8> {
     [head, body].concat()
 }
 
+/// Counts are of the whole process, so there is one test.
 #[test]
 fn allocation_is_bounded_by_the_input() {
+    check_hand_made_messages();
+    check_golden_messages();
+}
+
+fn check_hand_made_messages() {
     let count = 20_000;
     let announced = vec![0xdd, 0xff, 0xff, 0xff, 0xff];
     check::<AbortRequests>("announced only", announced);
@@ -67,4 +77,37 @@ fn allocation_is_bounded_by_the_input() {
         &array_of(b"\x90", count),
     );
     check::<EngineCoreRequest>("nested tensors", nested);
+    // A set is sorted and then built anew.
+    let head = b"\x96\x00\x90\xc0\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc0";
+    let different: Vec<u8> = (0..count)
+        .flat_map(|i| [&[0xa4][..], &i.to_be_bytes().map(|byte| byte & 0x7f)].concat())
+        .collect();
+    let mut set = vec![0xdd];
+    set.extend(count.to_be_bytes());
+    set.extend(different);
+    check::<EngineCoreOutputs>("set of texts", with_head(head, &set));
+    check::<EngineCoreOutputs>("set of one text", with_head(head, &array_of(b"\xa0", count)));
+    let stats = |key: &[u8], body: &[u8]| [b"\x93\x00\x90\x81", key, body].concat();
+    let map =
+        |entry: &[u8]| [&[0xdf][..], &count.to_be_bytes(), &entry.repeat(count as usize)].concat();
+    let adapters = stats(b"\xb5waiting_lora_adapters", &map(b"\xa0\x00"));
+    check::<EngineCoreOutputs>("map by text", adapters);
+    let bias = with_head(b"\x99\xa1r\xc0\xc0\x81\xaalogit_bias", &map(b"\x00\x00"));
+    check::<EngineCoreRequest>("map by token", bias);
+    let ids = with_head(b"\x92\xa1r", &array_of(b"\x00", count));
+    check::<EngineCoreRequest>("tokens", ids);
+}
+
+fn check_golden_messages() {
+    for line in golden::golden("outputs.jsonl").into_iter().chain(golden::golden("request.jsonl")) {
+        let size: usize = line.frames.iter().map(Bytes::len).sum();
+        for found in [
+            allocated::<EngineCoreOutputs>(&line.frames),
+            allocated::<ColumnarOutputs>(&line.frames),
+            allocated::<EngineCoreRequest>(&line.frames),
+        ] {
+            let limit = size * LIMIT_PER_BYTE + LIMIT_FIXED;
+            assert!(found <= limit, "{}: {found} bytes for {size}", line.name);
+        }
+    }
 }

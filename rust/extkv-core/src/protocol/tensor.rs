@@ -3,7 +3,7 @@
 //! On the wire an array is `[dtype, shape, data]`, where data is extension 3 or the index of an
 //! auxiliary frame. Decoded data refers to the frame it came in; nothing is copied.
 
-use std::fmt;
+mod dtype;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -14,129 +14,13 @@ use super::codec::{
     Visible, Wire, Writer, check_extension,
 };
 
+pub use dtype::{NumpyDtype, TorchDtype, WireDtype};
+
 /// Length in each dimension; empty for a scalar.
 pub type Shape = SmallVec<[u64; 2]>;
 
 /// More dimensions than numpy or torch have.
 const MAX_DIMENSIONS: usize = 64;
-
-/// How one library spells the element types of its arrays.
-pub trait WireDtype: Copy + fmt::Debug + PartialEq + 'static {
-    /// Whether this is torch's spelling.
-    const IS_TORCH: bool;
-
-    /// The type of this name, if arrays can have it.
-    fn from_name(name: &str) -> Option<Self>;
-
-    /// The type's name on the wire.
-    fn name(self) -> &'static str;
-
-    /// Bytes of one element.
-    fn size_bytes(self) -> u64;
-}
-
-/// Element type of a numpy array, by `dtype.str`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct NumpyDtype(&'static str);
-
-/// Element type of a torch tensor, by its name without `torch.`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TorchDtype(&'static str);
-
-const NUMPY_NAMES: [&str; 26] = [
-    "|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8", "<c8",
-    "<c16", ">i2", ">i4", ">i8", ">u2", ">u4", ">u8", ">f2", ">f4", ">f8", ">c8", ">c16", "<f16",
-];
-
-const TORCH_NAMES: [(&str, u64); 21] = [
-    ("bool", 1),
-    ("uint8", 1),
-    ("int8", 1),
-    ("int16", 2),
-    ("int32", 4),
-    ("int64", 8),
-    ("uint16", 2),
-    ("uint32", 4),
-    ("uint64", 8),
-    ("float16", 2),
-    ("bfloat16", 2),
-    ("float32", 4),
-    ("float64", 8),
-    ("complex32", 4),
-    ("complex64", 8),
-    ("complex128", 16),
-    ("float8_e4m3fn", 1),
-    ("float8_e5m2", 1),
-    ("float8_e4m3fnuz", 1),
-    ("float8_e5m2fnuz", 1),
-    ("float8_e8m0fnu", 1),
-];
-
-impl NumpyDtype {
-    /// 32-bit little-endian integers.
-    pub const INT32: Self = Self("<i4");
-    /// 64-bit little-endian integers.
-    pub const INT64: Self = Self("<i8");
-    /// 32-bit little-endian floats.
-    pub const FLOAT32: Self = Self("<f4");
-}
-
-impl Default for NumpyDtype {
-    fn default() -> Self {
-        Self::FLOAT32
-    }
-}
-
-impl Default for TorchDtype {
-    fn default() -> Self {
-        Self("float32")
-    }
-}
-
-impl<D: WireDtype + Default> Default for Array<D> {
-    /// No elements in one dimension.
-    fn default() -> Self {
-        Self { dtype: D::default(), shape: SmallVec::from_slice(&[0]), data: Bytes::new() }
-    }
-}
-
-impl WireDtype for NumpyDtype {
-    const IS_TORCH: bool = false;
-
-    fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "<i4" => Some(Self::INT32),
-            "<f4" => Some(Self::FLOAT32),
-            "<i8" => Some(Self::INT64),
-            _ => NUMPY_NAMES.into_iter().find(|known| *known == name).map(Self),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        self.0
-    }
-
-    fn size_bytes(self) -> u64 {
-        // The digits after byte order and kind.
-        self.0.get(2..).and_then(|digits| digits.parse().ok()).unwrap_or(1)
-    }
-}
-
-impl WireDtype for TorchDtype {
-    const IS_TORCH: bool = true;
-
-    fn from_name(name: &str) -> Option<Self> {
-        TORCH_NAMES.iter().find(|(known, _)| *known == name).map(|(known, _)| Self(known))
-    }
-
-    fn name(self) -> &'static str {
-        self.0
-    }
-
-    fn size_bytes(self) -> u64 {
-        TORCH_NAMES.iter().find(|(known, _)| *known == self.0).map_or(1, |(_, size)| *size)
-    }
-}
 
 /// An array whose data lies in a frame. Data is in C order.
 #[derive(Debug, Clone, PartialEq)]
@@ -150,6 +34,13 @@ pub struct Array<D> {
 pub type NumpyArray = Array<NumpyDtype>;
 /// A torch tensor.
 pub type TorchTensor = Array<TorchDtype>;
+
+impl<D: WireDtype + Default> Default for Array<D> {
+    /// No elements in one dimension.
+    fn default() -> Self {
+        Self { dtype: D::default(), shape: SmallVec::from_slice(&[0]), data: Bytes::new() }
+    }
+}
 
 /// Parts that make no array.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
@@ -299,6 +190,11 @@ fn require(elements: &mut Elements, field: &'static str) -> DecodeResult<()> {
 }
 
 fn read_dtype<D: WireDtype>(reader: &mut Reader<'_>) -> DecodeResult<D> {
+    let packed = reader.peek_bytes(4).and_then(|bytes| bytes.first_chunk::<4>());
+    if let Some(dtype) = packed.and_then(|packed| D::from_packed(*packed)) {
+        reader.advance(4);
+        return Ok(dtype);
+    }
     let name = reader.str()?;
     D::from_name(name)
         .ok_or_else(|| DecodeProblem::UnknownDtype { name: name.chars().take(40).collect() }.into())
@@ -311,12 +207,19 @@ fn read_shape(reader: &mut Reader<'_>) -> DecodeResult<Shape> {
     }
     let mut shape = Shape::with_capacity(len);
     for index in 0..len {
-        shape.push(u64::read(reader).map_err(|error| error.at_index(index))?);
+        let length = match reader.take_fixint() {
+            Some(length) => u64::from(length),
+            None => u64::read(reader).map_err(|error| error.at_index(index))?,
+        };
+        shape.push(length);
     }
     Ok(shape)
 }
 
 fn read_data(reader: &mut Reader<'_>) -> DecodeResult<(usize, usize, usize)> {
+    if let Some((start, end)) = reader.take_short_raw_view() {
+        return Ok((0, start, end));
+    }
     if reader.is_int() {
         let index = reader.int()?;
         let data = reader.aux_frame(index)?;
@@ -384,21 +287,6 @@ impl<D: WireDtype> Visible for Array<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_numpy_name_says_its_size() {
-        let sizes: Vec<u64> = ["|b1", "<i2", ">i4", "<f8", "<c16"]
-            .into_iter()
-            .map(|name| NumpyDtype::from_name(name).unwrap().size_bytes())
-            .collect();
-        assert_eq!(sizes, [1, 2, 4, 8, 16]);
-        for name in NUMPY_NAMES {
-            assert_eq!(NumpyDtype::from_name(name).unwrap().name(), name);
-        }
-        for name in ["|O", "|V4", "<U3", "|S1", "i4", ""] {
-            assert_eq!(NumpyDtype::from_name(name), None);
-        }
-    }
 
     #[test]
     fn rejects_data_of_another_size_than_the_shape() {

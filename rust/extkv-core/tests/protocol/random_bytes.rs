@@ -110,7 +110,7 @@ impl Mutation {
 
 /// Cases per test: few for every run, more with `EXTKV_FUZZ_CASES` for a search.
 fn num_cases() -> u32 {
-    std::env::var("EXTKV_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(1500)
+    std::env::var("EXTKV_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2000)
 }
 
 proptest! {

@@ -45,18 +45,22 @@ impl Batch {
     }
 }
 
-/// One message of an engine.
+/// One message of an engine: its outputs as arrays, and one by one when they are asked for.
+///
+/// `token_ids`, `token_offsets`, `finish_reasons` and `request_ids` describe the whole batch;
+/// `outputs` has an object per request. Arrays are read-only.
 #[pyclass(frozen, module = "extkv.protocol", name = "EngineCoreOutputs")]
 pub(crate) struct PyEngineCoreOutputs {
     batch: Arc<Batch>,
+    skipped: SkippedCounts,
     outputs: PyOnceLock<Py<PyList>>,
     request_ids: PyOnceLock<Py<PyList>>,
 }
 
 impl PyEngineCoreOutputs {
-    fn of(message: ColumnarOutputs, frames: Frames) -> Self {
+    fn of(message: ColumnarOutputs, frames: Frames, skipped: SkippedCounts) -> Self {
         let batch = Arc::new(Batch { message, frames });
-        Self { batch, outputs: PyOnceLock::new(), request_ids: PyOnceLock::new() }
+        Self { batch, skipped, outputs: PyOnceLock::new(), request_ids: PyOnceLock::new() }
     }
 
     fn convert<'py>(&self, py: Python<'py>, value: &impl Visible) -> PyResult<Bound<'py, PyAny>> {
@@ -85,7 +89,7 @@ macro_rules! outputs_class {
                 let built = EngineCoreOutputs::from_source(&PySource::arguments(keywords))
                     .map_err(BindingError::Message)?;
                 let message = built.to_columns().map_err(BindingError::Message)?;
-                Ok(Self::of(message, Frames::default()))
+                Ok(Self::of(message, Frames::default(), (0, 0)))
             }
 
             $(
@@ -95,12 +99,17 @@ macro_rules! outputs_class {
                 }
             )*
 
-            /// Reads a message from its frames; returns it and what was passed over.
+            /// Reads a message from its frames.
             #[staticmethod]
-            fn decode(frames: Frames, profile: &str) -> BindingResult<(Self, SkippedCounts)> {
+            fn decode(frames: Frames, profile: &str) -> BindingResult<Self> {
                 let decoded = decode(frames.bytes(), profile_of(profile)?)?;
-                let skipped = counts(decoded.skipped);
-                Ok((Self::of(decoded.message, frames), skipped))
+                Ok(Self::of(decoded.message, frames, counts(decoded.skipped)))
+            }
+
+            /// What was passed over when it was read: elements of arrays and keys of maps.
+            #[getter]
+            fn skipped(&self) -> SkippedCounts {
+                self.skipped
             }
 
             /// The frames of the message.
@@ -123,17 +132,18 @@ macro_rules! outputs_class {
                 }
             }
 
+            /// One `EngineCoreOutput` per request; the list is made once.
             #[getter]
             fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
                 let made = self.outputs.get_or_try_init(py, || {
                     let one = |index| PyEngineCoreOutput::in_batch(self.batch.clone(), index);
-                    let all = (0..self.batch.columns().len()).map(|index| Py::new(py, one(index)));
-                    let all = all.collect::<PyResult<Vec<_>>>()?;
+                    let all = (0..self.batch.columns().len()).map(one);
                     Ok::<_, PyErr>(PyList::new(py, all)?.unbind())
                 })?;
                 Ok(made.bind(py).clone())
             }
 
+            /// The request of each output; the list is made once.
             #[getter]
             fn request_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
                 let made = self.request_ids.get_or_try_init(py, || {
@@ -143,18 +153,21 @@ macro_rules! outputs_class {
                 Ok(made.bind(py).clone())
             }
 
+            /// New tokens of all outputs, one output after the other (int32, [tokens]).
             #[getter]
             fn token_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let ids = self.batch.columns().token_ids().iter();
                 new_array(py, "<i4", ids, |id| id.to_le_bytes())
             }
 
+            /// Where each output's tokens begin, and the end of the last (int64, [outputs + 1]).
             #[getter]
             fn token_offsets<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let offsets = self.batch.columns().token_offsets();
                 new_array(py, "<i8", offsets, |offset| i64::from(offset).to_le_bytes())
             }
 
+            /// Numbers of `FinishReason`, -1 while a request runs (int8, [outputs]).
             #[getter]
             fn finish_reasons<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let reasons = self.batch.columns().finish_reasons().iter();
@@ -164,16 +177,20 @@ macro_rules! outputs_class {
                 })
             }
 
+            /// Outputs that hold more than tokens, log-probabilities and a finish reason.
             #[getter]
             fn detailed_indices(&self) -> Vec<u32> {
                 self.batch.columns().detailed().to_vec()
             }
 
+            /// Outputs that have log-probabilities.
             #[getter]
             fn logprob_indices(&self) -> Vec<u32> {
                 self.batch.columns().logprobs().iter().map(|(index, _)| *index).collect()
             }
 
+            /// Token ids, log-probabilities and ranks of all outputs that have them, row after row:
+            /// [tokens, k + 1] twice, [tokens] once. Copies; raises if the outputs differ in k.
             fn stacked_logprobs<'py>(
                 &self,
                 py: Python<'py>,

@@ -17,6 +17,7 @@ macro_rules! record_class {
         $(#[$meta:meta])*
         $Class:ident, $name:literal, $Record:ty,
         fields [$($field:ident $(as $python:ident)?),* $(,)?]
+        state { $($state:ident: $State:ty)? }
         methods { $($methods:tt)* }
     ) => {
         $(#[$meta])*
@@ -24,6 +25,7 @@ macro_rules! record_class {
         pub(crate) struct $Class {
             record: $Record,
             frames: Frames,
+            $($state: $State,)?
         }
 
         impl $Class {
@@ -74,6 +76,7 @@ record_class! {
         thinking_token_budget, repetition_detection, routed_experts_prompt_start,
         trace_decode_token_ids,
     ]
+    state {}
     methods {
         #[new]
         #[pyo3(signature = (**keywords))]
@@ -100,11 +103,13 @@ record_class! {
         current_wave, priority, trace_headers, resumable, external_req_id, reasoning_ended,
         reasoning_parser_kwargs, abort_immediately, session_id, kv_hints,
     ]
+    state { skipped: SkippedCounts }
     methods {
         #[new]
         #[pyo3(signature = (**keywords))]
         fn new(py: Python<'_>, keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-            Ok(Self { record: Self::built(keywords, py)?, frames: Frames::default() })
+            let record = Self::built(keywords, py)?;
+            Ok(Self { record, frames: Frames::default(), skipped: (0, 0) })
         }
 
         #[getter]
@@ -113,12 +118,18 @@ record_class! {
             Some(PySamplingParams { record, frames: self.frames.clone() })
         }
 
-        /// Reads a request from its frames; returns it and what was passed over.
+        /// Reads a request from its frames.
         #[staticmethod]
-        fn decode(frames: Frames, profile: &str) -> BindingResult<(Self, SkippedCounts)> {
+        fn decode(frames: Frames, profile: &str) -> BindingResult<Self> {
             let decoded = decode(frames.bytes(), profile_of(profile)?)?;
             let skipped = counts(decoded.skipped);
-            Ok((Self { record: decoded.message, frames }, skipped))
+            Ok(Self { record: decoded.message, frames, skipped })
+        }
+
+        /// What was passed over when it was read: elements of arrays and keys of maps.
+        #[getter]
+        fn skipped(&self) -> SkippedCounts {
+            self.skipped
         }
 
         /// The frames of the request.

@@ -3,6 +3,7 @@
 #[macro_use]
 mod fields;
 
+mod elements;
 mod error;
 mod parts;
 mod primitive;
@@ -21,6 +22,7 @@ pub use untyped::{Untyped, UntypedError};
 pub use wire::{Wire, decode, encode, encode_parts};
 pub use writer::Writer;
 
+pub(crate) use elements::Elements;
 pub(crate) use primitive::read_items;
-pub(crate) use reader::{Elements, check_extension};
+pub(crate) use reader::check_extension;
 pub(crate) use writer::INLINE_BELOW_BYTES;

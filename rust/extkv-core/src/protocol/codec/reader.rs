@@ -3,17 +3,19 @@
 //! Nothing is allocated on the word of a header: a header that announces more than the bytes left
 //! is refused first.
 
+mod markers;
+mod skip;
+
 use bytes::Bytes;
 
+use super::elements::Elements;
 use super::error::{DecodeProblem, DecodeResult};
 use super::report::Skipped;
 use super::writer::INT_FORMS;
 use crate::protocol::Profile;
 
-/// Levels of nesting that are followed.
-pub(crate) const MAX_DEPTH: usize = 64;
-/// Extension type of an array's raw bytes.
-pub(crate) const RAW_VIEW: i8 = 3;
+use markers::is_ext;
+pub(crate) use skip::{RAW_VIEW, check_extension};
 
 /// A cursor over the first frame of a message.
 #[derive(Debug)]
@@ -46,37 +48,6 @@ const FORM_OF: [u8; 256] = {
 pub(crate) struct Mark {
     at: usize,
     skipped: Skipped,
-}
-
-/// The elements of an array that are not read yet.
-#[derive(Debug)]
-pub(crate) struct Elements {
-    len: usize,
-    left: usize,
-}
-
-impl Elements {
-    /// Takes the next element, if there is one.
-    pub(crate) fn take(&mut self) -> bool {
-        let has_next = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        has_next
-    }
-
-    /// The error of a required element that is not there.
-    pub(crate) fn missing(&self, field: &'static str) -> super::DecodeError {
-        super::DecodeError::from(DecodeProblem::MissingElement { len: self.len }).in_field(field)
-    }
-
-    /// Takes elements that were read at once.
-    pub(crate) fn take_many(&mut self, count: usize) {
-        self.left = self.left.saturating_sub(count);
-    }
-
-    /// Elements in all.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
 }
 
 impl<'a> Reader<'a> {
@@ -183,15 +154,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The error of a value that is not `expected`.
-    #[cold]
-    pub(crate) fn unexpected(&self, expected: &'static str) -> super::DecodeError {
-        match self.bytes.get(self.at) {
-            Some(marker) => DecodeProblem::WrongType { expected, found: type_name(*marker) }.into(),
-            None => DecodeProblem::Truncated { missing: 1 }.into(),
-        }
-    }
-
     /// Takes a nil, if one is next.
     #[inline]
     pub(crate) fn take_nil(&mut self) -> bool {
@@ -214,42 +176,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether an integer is next.
-    pub(crate) fn is_int(&self) -> bool {
-        matches!(self.bytes.get(self.at), Some(0x00..=0x7f | 0xcc..=0xd3 | 0xe0..=0xff))
-    }
-
-    /// Whether a string is next.
-    pub(crate) fn is_str(&self) -> bool {
-        matches!(self.bytes.get(self.at), Some(0xa0..=0xbf | 0xd9..=0xdb))
-    }
-
-    /// Whether a float is next.
-    pub(crate) fn is_float(&self) -> bool {
-        matches!(self.bytes.get(self.at), Some(0xca | 0xcb))
-    }
-
-    /// Whether a nil is next.
-    pub(crate) fn is_nil(&self) -> bool {
-        self.bytes.get(self.at) == Some(&0xc0)
-    }
-
-    /// Whether an array is next whose first member is as asked.
-    pub(crate) fn is_array_of(&mut self, is_member: impl Fn(&Self) -> bool) -> bool {
-        let start = self.at;
-        let is_match = self.array_len("an array").is_ok_and(|len| len > 0) && is_member(self);
-        self.at = start;
-        is_match
-    }
-
     /// The frames of the message.
     pub(crate) fn frames(&self) -> &'a [Bytes] {
         self.frames
-    }
-
-    /// Whether a map is next.
-    pub(crate) fn is_map(&self) -> bool {
-        matches!(self.bytes.get(self.at), Some(0x80..=0x8f | 0xde | 0xdf))
     }
 
     pub(crate) fn int(&mut self) -> DecodeResult<i128> {
@@ -450,106 +379,24 @@ impl<'a> Reader<'a> {
         Ok((code, start, self.at))
     }
 
-    /// Passes over one value of any kind.
-    pub(crate) fn skip(&mut self) -> DecodeResult<()> {
-        self.pass(Trust::Anything)
+    /// Takes an integer of one byte, if one is next.
+    #[inline]
+    pub(crate) fn take_fixint(&mut self) -> Option<u8> {
+        let value = *self.bytes.get(self.at).filter(|byte| **byte < 0x80)?;
+        self.at += 1;
+        Some(value)
     }
 
-    /// Passes over one value that Python objects can be made of, and nothing else.
-    pub(crate) fn check(&mut self) -> DecodeResult<()> {
-        self.pass(Trust::PlainData)
-    }
-
-    fn pass(&mut self, trust: Trust) -> DecodeResult<()> {
-        let marker = self.peek()?;
-        match marker {
-            0xc0 | 0xc2 | 0xc3 => self.at += 1,
-            0xca | 0xcb => drop(self.float()?),
-            0x80..=0x8f | 0xde | 0xdf => return self.nested(|reader| reader.pass_map(trust)),
-            0x90..=0x9f | 0xdc | 0xdd => return self.nested(|reader| reader.pass_array(trust)),
-            0xa0..=0xbf | 0xd9..=0xdb => drop(self.str()?),
-            0xc4..=0xc6 => drop(self.bin()?),
-            _ if is_ext(marker) => {
-                let (code, ..) = self.ext()?;
-                if trust == Trust::PlainData {
-                    check_extension(code)?;
-                }
-            }
-            0xc1 => return Err(self.unexpected("a value")),
-            _ => drop(self.int()?),
+    /// Takes raw array data of up to 255 bytes, if it is next and whole; returns its range.
+    #[inline]
+    pub(crate) fn take_short_raw_view(&mut self) -> Option<(usize, usize)> {
+        let [0xc7, len, 3] = *self.peek_bytes(3)? else { return None };
+        let start = self.at + 3;
+        let end = start + usize::from(len);
+        if end > self.bytes.len() {
+            return None;
         }
-        Ok(())
-    }
-
-    fn pass_array(&mut self, trust: Trust) -> DecodeResult<()> {
-        for index in 0..self.array_len("an array")? {
-            self.pass(trust).map_err(|error| error.at_index(index))?;
-        }
-        Ok(())
-    }
-
-    fn pass_map(&mut self, trust: Trust) -> DecodeResult<()> {
-        for index in 0..self.map_len("a map")? {
-            if trust == Trust::PlainData && !self.is_plain_key() {
-                return Err(self.unexpected("a str, a number, a bool, bytes or nil as key"));
-            }
-            self.pass(trust).map_err(|error| error.at_index(index))?;
-            self.pass(trust).map_err(|error| error.at_index(index))?;
-        }
-        Ok(())
-    }
-
-    fn is_plain_key(&self) -> bool {
-        self.is_int()
-            || self.is_str()
-            || matches!(self.bytes.get(self.at), Some(0xc0 | 0xc2..=0xc6 | 0xca | 0xcb))
-    }
-
-    /// Runs `read` one level deeper.
-    pub(crate) fn nested<T>(
-        &mut self,
-        read: impl FnOnce(&mut Self) -> DecodeResult<T>,
-    ) -> DecodeResult<T> {
-        if self.depth >= MAX_DEPTH {
-            return Err(DecodeProblem::TooDeep { limit: MAX_DEPTH }.into());
-        }
-        self.depth += 1;
-        let result = read(self);
-        self.depth -= 1;
-        result
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Trust {
-    Anything,
-    PlainData,
-}
-
-/// Refuses extension types other than raw array bytes.
-pub(crate) fn check_extension(code: i8) -> DecodeResult<()> {
-    match code {
-        RAW_VIEW => Ok(()),
-        1 | 2 => Err(DecodeProblem::Pickled { code }.into()),
-        _ => Err(DecodeProblem::UnknownExtension { code }.into()),
-    }
-}
-
-fn is_ext(marker: u8) -> bool {
-    matches!(marker, 0xc7..=0xc9 | 0xd4..=0xd8)
-}
-
-fn type_name(marker: u8) -> &'static str {
-    match marker {
-        0x80..=0x8f | 0xde | 0xdf => "a map",
-        0x90..=0x9f | 0xdc | 0xdd => "an array",
-        0xa0..=0xbf | 0xd9..=0xdb => "a str",
-        0xc0 => "nil",
-        0xc1 => "the reserved byte c1",
-        0xc2 | 0xc3 => "a bool",
-        0xc4..=0xc6 => "bytes",
-        0xc7..=0xc9 | 0xd4..=0xd8 => "an extension",
-        0xca | 0xcb => "a float",
-        _ => "an int",
+        self.at = end;
+        Some((start, end))
     }
 }

@@ -1,7 +1,8 @@
 """Attention of a packed batch over the blocks of a `KVCache`.
 
 The model hands each layer's new keys and values here; they are stored at their slots and attended
-over through block tables. On CUDA the Triton kernels do both, on the host their PyTorch twins.
+over through block tables. On CUDA the Triton kernels do both, on the host their PyTorch twins;
+`host_cache` gives the same on the host, and faster.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from extkv.models.config import ModelConfig
 
 
-def cache_layers(config: ModelConfig, block_size: int, dtype: torch.dtype) -> list[Layer]:
+def cache_layers(
+    config: ModelConfig, block_size: int, dtype: torch.dtype, *, prefix: str = "layers"
+) -> list[Layer]:
     """Return what a model caches, one layer per decoder layer, keys and values split."""
     layers = []
     for layer_id in range(config.num_layers):
@@ -32,13 +35,8 @@ def cache_layers(config: ModelConfig, block_size: int, dtype: torch.dtype) -> li
             spec = SlidingWindowSpec(
                 block_size, config.num_kv_heads, config.head_dim, dtype, window=window
             )
-        layers.append(Layer(layer_name(layer_id), spec))
+        layers.append(Layer(f"{prefix}.{layer_id}", spec))
     return layers
-
-
-def layer_name(layer_id: int) -> str:
-    """Name of a layer in a cache."""
-    return f"layers.{layer_id}"
 
 
 class NullCache:
@@ -55,18 +53,37 @@ class NullCache:
 
 
 class PagedCache:
-    """Keys and values of all layers in blocks; `bind` a step's inputs before a forward pass."""
+    """Keys and values of a model's layers in blocks; `bind` a step's inputs before a forward pass.
+
+    Args:
+        cache: Holds the layers `prefix.0` and so on.
+        config: The model's shape.
+        max_num_seqs: Most sequences of a step.
+        max_model_len: Most tokens of a sequence.
+        max_query_len: Most new tokens per sequence in steps that decode.
+        prefix: Of the layers' names.
+        is_causal: Whether a token sees the new tokens before it only, and not all of its sequence.
+    """
 
     has_sliding_windows = True
 
     def __init__(
-        self, cache: KVCache, config: ModelConfig, *, max_num_seqs: int, max_model_len: int
+        self,
+        cache: KVCache,
+        config: ModelConfig,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_query_len: int = 1,
+        prefix: str = "layers",
+        is_causal: bool = True,
     ) -> None:
         self._config = config
+        self._is_causal = is_causal
         self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
         tensors = cache.tensors()
         for layer_id in range(config.num_layers):
-            tensor = tensors[layer_name(layer_id)]
+            tensor = tensors[f"{prefix}.{layer_id}"]
             if isinstance(tensor, list):
                 raise TypeError("attention layers have one tensor")
             self._caches.append((tensor[0], tensor[1]))
@@ -77,16 +94,23 @@ class PagedCache:
         if self._is_cuda:
             properties = torch.cuda.get_device_properties(cache.device)
             self._num_processors = properties.multi_processor_count
-        self._max_model_len = max_model_len
+        self._max_model_len, self._max_query_len = max_model_len, max_query_len
         self._inputs: StepInputs | None = None
         self._num_splits = 1
-        self._workspace = self._split_workspace(max_num_seqs) if self._is_cuda else None
+        self._workspace: torch.Tensor | None = None
+        if self._is_cuda:
+            self._workspace = self._split_workspace(max_num_seqs, max_query_len)
 
-    def _split_workspace(self, max_num_seqs: int) -> torch.Tensor:
+    def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        return self._caches[layer_id]
+
+    def _split_workspace(self, max_num_seqs: int, max_query_len: int) -> torch.Tensor:
         """Allocate the workspace of decode steps of any batch, before graphs are captured."""
+        num_heads, head_dim = self._config.num_heads, self._config.head_dim
         sizes = [
             self._ops.decode_workspace_size(
-                num_seqs, self._config.num_heads, self._config.head_dim, self._splits(num_seqs)
+                num_seqs * max_query_len, num_heads, head_dim, self._splits(num_seqs)
             )
             for num_seqs in range(1, max_num_seqs + 1)
         ]
@@ -113,14 +137,16 @@ class PagedCache:
             "block_table": inputs.block_table,
             "scale": self._scale,
             "sliding_window": self._config.layer_window(layer_id),
+            "is_causal": self._is_causal,
         }
         attended: torch.Tensor
-        if inputs.max_query_len == 1 and self._is_cuda:
+        if inputs.max_query_len <= self._max_query_len and self._is_cuda:
             attended = self._ops.decode_attention(
                 query,
                 key_cache,
                 value_cache,
                 **options,
+                max_query_len=inputs.max_query_len,
                 num_splits=self._num_splits,
                 workspace=self._workspace,
             )

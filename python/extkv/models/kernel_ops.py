@@ -16,13 +16,13 @@ from extkv.kernels.small_batch_linear import (
     small_batch_linear,
 )
 from extkv.models.ops import DecoderOps
-from extkv.reference.small_batch_linear import ScaledRows
+from extkv.normalized import ScaledRows
 
 if TYPE_CHECKING:
     import torch
 
     from extkv.models.ops import Norm, Normalized
-    from extkv.reference.rotary_embedding import HeadNorms
+    from extkv.normalized import HeadNorms
 
 
 class KernelOps(DecoderOps):

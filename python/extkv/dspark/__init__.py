@@ -1,0 +1,1 @@
+"""DSpark in the engine: drafting several tokens per step and verifying them without loss."""
