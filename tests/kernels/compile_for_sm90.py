@@ -35,8 +35,7 @@ from extkv.kernels import (
     window_indices,
 )
 from extkv.kernels.launch import arguments, attention
-from extkv.reference.rotary_embedding import HeadNorms
-from extkv.reference.small_batch_linear import ScaledRows
+from extkv.normalized import HeadNorms, ScaledRows
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 

@@ -1,7 +1,15 @@
 //! Core errors as the Python classes of `extkv.errors`, chosen by variant.
 
+use dspark_sched::calibration::CalibrationError;
+use dspark_sched::estimator::EstimatorError;
+use dspark_sched::step_cost::CostError;
+use dspark_sched::verify_plan::PlanError as VerifyPlanError;
 use extkv_core::dtype::UnknownDtype;
 use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
+use extkv_core::protocol::output_rows::RowsError;
+use extkv_core::protocol::tensor::ArrayError;
+use extkv_core::protocol::{DecodeError, EncodeError, ProfileError, StackError};
+use extkv_core::transport::TransportError;
 use extkv_core::{DriverError, Error, ProbeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -23,7 +31,35 @@ pub(crate) enum BindingError {
     /// A refusal of `add_request`.
     Request(dspark_sched::Error),
     RequestArgument(ArgumentError),
+    /// Bytes that are no message.
+    Decode(DecodeError),
+    /// Python values that make no message.
+    Message(DecodeError),
+    Encode(EncodeError),
+    Profile(ProfileError),
+    Rows(RowsError),
+    Array(ArrayError),
+    Stack(StackError),
+    UnknownMessage(UnknownMessage),
+    Transport(TransportError),
+    VerifyPlan(VerifyPlanError),
+    Estimator(EstimatorError),
+    SpeculationArgument(ArgumentError),
+    Calibration(CalibrationError),
+    Cost(CostError),
 }
+
+/// A kind of message that there is not.
+#[derive(Debug)]
+pub(crate) struct UnknownMessage(pub(crate) String);
+
+impl std::fmt::Display for UnknownMessage {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "there is no message {:?}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownMessage {}
 
 /// Result of a binding function.
 pub(crate) type BindingResult<T> = Result<T, BindingError>;
@@ -49,6 +85,14 @@ from_core! {
     UnknownCacheOrder => CacheOrder,
     dspark_sched::Error => Scheduler,
     ArgumentError => SchedulerArgument,
+    DecodeError => Decode,
+    EncodeError => Encode,
+    ProfileError => Profile,
+    TransportError => Transport,
+    VerifyPlanError => VerifyPlan,
+    EstimatorError => Estimator,
+    CalibrationError => Calibration,
+    CostError => Cost,
 }
 
 impl From<RecordError> for BindingError {
@@ -102,7 +146,21 @@ impl BindingError {
             Self::Dtype(error) => error,
             Self::CacheOrder(error) => error,
             Self::Scheduler(error) | Self::Request(error) => error,
-            Self::SchedulerArgument(error) | Self::RequestArgument(error) => error,
+            Self::Decode(error) | Self::Message(error) => error,
+            Self::Encode(error) => error,
+            Self::Profile(error) => error,
+            Self::Rows(error) => error,
+            Self::Array(error) => error,
+            Self::Stack(error) => error,
+            Self::UnknownMessage(error) => error,
+            Self::Transport(error) => error,
+            Self::SchedulerArgument(error)
+            | Self::RequestArgument(error)
+            | Self::SpeculationArgument(error) => error,
+            Self::VerifyPlan(error) => error,
+            Self::Estimator(error) => error,
+            Self::Calibration(error) => error,
+            Self::Cost(error) => error,
         }
     }
 }
@@ -131,6 +189,38 @@ fn class_name(error: &BindingError) -> &'static str {
         BindingError::SchedulerArgument(_)
         | BindingError::Request(dspark_sched::Error::Corrupt { .. }) => "SchedulerError",
         BindingError::Request(_) | BindingError::RequestArgument(_) => "InvalidRequestError",
+        BindingError::VerifyPlan(_)
+        | BindingError::Estimator(_)
+        | BindingError::SpeculationArgument(_) => "SpeculationError",
+        BindingError::Calibration(_) => "CalibrationError",
+        BindingError::Cost(_) => "CostTableError",
+        BindingError::Decode(_) => "ProtocolError",
+        BindingError::Message(_) => "InvalidMessageError",
+        BindingError::Encode(_)
+        | BindingError::Profile(_)
+        | BindingError::Rows(_)
+        | BindingError::Array(_)
+        | BindingError::Stack(_)
+        | BindingError::UnknownMessage(_) => "InvalidArgumentError",
+        BindingError::Transport(error) => transport_class_name(error),
+    }
+}
+
+fn transport_class_name(error: &TransportError) -> &'static str {
+    match error {
+        TransportError::Address { .. }
+        | TransportError::Identity { .. }
+        | TransportError::UnknownEngine { .. }
+        | TransportError::UnknownClient { .. }
+        | TransportError::DuplicateRequest { .. }
+        | TransportError::Unencodable { .. } => "InvalidArgumentError",
+        TransportError::Bind { .. } | TransportError::Thread(_) => "TransportError",
+        TransportError::Closed => "TransportClosedError",
+        TransportError::NotConnected { .. } => "NotConnectedError",
+        TransportError::Stalled { .. } => "StalledPeerError",
+        TransportError::TimedOut { .. } => "TransportTimeoutError",
+        TransportError::Malformed { .. } => "MalformedMessageError",
+        TransportError::EngineDead { .. } => "EngineDeadError",
     }
 }
 
@@ -181,6 +271,9 @@ fn attributes<'py>(py: Python<'py>, error: &BindingError) -> PyResult<Bound<'py,
         }) => {
             [("longest_len", *longest), ("needed_blocks", needed.0), ("available_blocks", blocks.0)]
                 .into_py_dict(py)
+        }
+        BindingError::Decode(error) | BindingError::Message(error) => {
+            [("path", error.path())].into_py_dict(py)
         }
         _ => Ok(PyDict::new(py)),
     }
