@@ -19,7 +19,9 @@ from extkv.device import (
 )
 from extkv.errors import (
     CacheTooSmallError,
+    CalibrationError,
     CapacityError,
+    CostTableError,
     DriverError,
     DriverUnavailableError,
     ExtkvError,
@@ -40,6 +42,7 @@ from extkv.errors import (
     SchedulerError,
     SizingError,
     SizingOrderError,
+    SpeculationError,
     StaleGrowthError,
     UnknownRequestError,
 )
@@ -57,8 +60,10 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "CacheTooSmallError",
+    "CalibrationError",
     "CapacityError",
     "CompletionOutput",
+    "CostTableError",
     "DeviceReport",
     "DriverCallStats",
     "DriverError",
@@ -86,6 +91,7 @@ __all__ = [
     "SchedulerError",
     "SizingError",
     "SizingOrderError",
+    "SpeculationError",
     "StaleGrowthError",
     "UnknownRequestError",
     "__version__",

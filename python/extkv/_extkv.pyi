@@ -1,7 +1,7 @@
 """Native part of extkv. Use the classes of the `extkv` package instead."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 import numpy as np
 import torch
@@ -28,9 +28,11 @@ from extkv.protocol.request_parts import (
 from extkv.protocol.stats import PrefillStats, RequestSpecDecodeMetrics, SchedulerStats
 
 __all__ = [
+    "AcceptanceModel",
     "Buffer",
     "CachePlan",
     "Call",
+    "Decision",
     "Device",
     "EngineCoreOutput",
     "EngineCoreOutputs",
@@ -40,21 +42,32 @@ __all__ = [
     "KvSpec",
     "Layer",
     "Layout",
+    "OnlineTemperatures",
     "Plan",
     "PreparedGrowth",
     "SamplingParams",
     "Scheduler",
     "ServedRequest",
+    "SpeculationController",
+    "StepCost",
     "StepOutput",
+    "StepReport",
     "Stream",
+    "TemperatureFit",
+    "Temperatures",
+    "VerifyPlan",
+    "VerifyPlanner",
     "agree",
     "check_commit",
+    "check_pairing",
     "common_block_bytes",
     "cuda_device_count",
     "dtype_of",
     "encode_output_columns",
     "encoder_cache_bytes",
     "estimate",
+    "fit_step_cost",
+    "fit_temperatures",
     "grow_together",
     "host_memory_info",
     "hybrid_layers",
@@ -445,6 +458,265 @@ class StepOutput:
     @property
     def num_cached_tokens(self) -> bytearray: ...
 
+@final
+class StepCost:
+    """What a decode step costs."""
+
+    @staticmethod
+    def from_json(text: str) -> StepCost: ...
+    @staticmethod
+    def measured(text: str, min_rise_ratio: float, max_repair_ratio: float) -> StepCost: ...
+    def to_json(self) -> str: ...
+    def check_rise(self, min_rise_ratio: float) -> None: ...
+    def step_us(
+        self,
+        num_requests: int,
+        num_drafts: int,
+        drafts: bool,
+        num_other_tokens: int,
+        num_context_tokens: int,
+    ) -> float: ...
+    def num_executed_tokens(self, num_tokens: int) -> int: ...
+
+@final
+class VerifyPlan:
+    """How many drafts each request verifies, copied."""
+
+    @property
+    def verify_lens(self) -> bytearray:
+        """int32."""
+    @property
+    def num_requests(self) -> int: ...
+    @property
+    def num_available(self) -> int: ...
+    @property
+    def num_admitted(self) -> int: ...
+    @property
+    def num_executed_tokens(self) -> int: ...
+    @property
+    def num_padding_tokens(self) -> int: ...
+    @property
+    def requested_trim(self) -> int: ...
+    @property
+    def landed_trim(self) -> int: ...
+    @property
+    def prediction(self) -> tuple[float, float, float] | None:
+        """Time in us, tokens, gain."""
+
+@final
+class VerifyPlanner:
+    """Planners of verify lengths."""
+
+    def __new__(cls, max_num_requests: int, num_drafts: int) -> VerifyPlanner: ...
+    def greedy(
+        self,
+        survival: bytes | Iterable[float],
+        limits: bytes | Iterable[int] | None,
+        num_requests: int,
+        num_other_tokens: int,
+        num_context_tokens: int,
+        cost: StepCost,
+        max_num_drafts: int | None,
+    ) -> VerifyPlan: ...
+    def budget(
+        self,
+        survival: bytes | Iterable[float],
+        limits: bytes | Iterable[int] | None,
+        num_requests: int,
+        num_other_tokens: int,
+        num_context_tokens: int,
+        cost: StepCost,
+        max_num_drafts: int | None,
+        min_predicted_gain: float,
+        fill_tier: bool,
+    ) -> tuple[int, tuple[float, float, float], bool]: ...
+    def top(
+        self,
+        survival: bytes | Iterable[float],
+        limits: bytes | Iterable[int] | None,
+        num_requests: int,
+        num_other_tokens: int,
+        num_context_tokens: int,
+        cost: StepCost | None,
+        num_drafts: int,
+    ) -> VerifyPlan: ...
+    def fixed(
+        self,
+        survival: bytes | Iterable[float],
+        limits: bytes | Iterable[int] | None,
+        num_requests: int,
+        num_other_tokens: int,
+        num_context_tokens: int,
+        cost: StepCost | None,
+        num_drafts: int,
+    ) -> VerifyPlan: ...
+
+@final
+class Decision:
+    """What to do in a step."""
+
+    @property
+    def drafts(self) -> bool: ...
+    @property
+    def budget(self) -> int | None: ...
+    @property
+    def num_executed_tokens(self) -> int | None: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def expected(self) -> tuple[float, float, float] | None: ...
+
+@final
+class StepReport:
+    """What a step was planned to be and what it was."""
+
+    @property
+    def step_id(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def num_admitted(self) -> int: ...
+    @property
+    def num_padding_tokens(self) -> int: ...
+    @property
+    def requested_trim(self) -> int: ...
+    @property
+    def landed_trim(self) -> int: ...
+    @property
+    def prediction(self) -> tuple[float, float, float] | None: ...
+    @property
+    def predicted_us(self) -> float | None: ...
+    @property
+    def measured_us(self) -> float | None: ...
+    @property
+    def num_accepted(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+
+@final
+class SpeculationController:
+    """Decides, plans and learns."""
+
+    def __new__(
+        cls,
+        *,
+        max_num_requests: int,
+        num_drafts: int,
+        cost: StepCost | None,
+        planner: str,
+        fixed_len: int,
+        lag: int,
+        fill_tier: bool,
+        min_snapshot_requests: int,
+        min_predicted_gain: float,
+        probe_interval: int,
+        max_probe_interval: int,
+        explore_interval: int,
+    ) -> SpeculationController: ...
+    def decide(
+        self,
+        step_id: int,
+        slots: bytes | Iterable[int],
+        generations: bytes | Iterable[int],
+        num_other_tokens: int,
+        num_context_tokens: int,
+        limits: bytes | Iterable[int] | None,
+        max_num_drafts: int | None,
+    ) -> Decision: ...
+    def plan(self, confidences: bytes | Iterable[float]) -> VerifyPlan: ...
+    def observe(
+        self, num_accepted: bytes | Iterable[int], measured_us: float | None
+    ) -> StepReport: ...
+    def cancel_newest_step(self) -> int | None: ...
+    def set_cost(self, cost: StepCost | None) -> None: ...
+    def is_drafting(self) -> bool: ...
+    def acceptance_ratio(self) -> float: ...
+    def cost_scale(self) -> tuple[float, float, float]: ...
+    def stats(self) -> dict[str, int]: ...
+
+@final
+class Temperatures:
+    """One temperature per draft position."""
+
+    def __new__(cls, values: bytes | Iterable[float]) -> Temperatures: ...
+    @staticmethod
+    def from_json(text: str) -> Temperatures: ...
+    def of_first(self, num_drafts: int) -> Temperatures: ...
+    @property
+    def values(self) -> bytearray:
+        """float32."""
+    def confidences(self, logits: bytes | Iterable[float]) -> bytearray: ...
+
+@final
+class TemperatureFit:
+    """Fitted temperatures and how much they helped; float64 where nothing else is said."""
+
+    @property
+    def json(self) -> str: ...
+    @property
+    def num_rounds(self) -> int: ...
+    @property
+    def temperatures(self) -> bytearray: ...
+    @property
+    def ece_before(self) -> bytearray: ...
+    @property
+    def ece_after(self) -> bytearray: ...
+    @property
+    def accepted_ratio(self) -> bytearray: ...
+    @property
+    def mean_before(self) -> bytearray: ...
+    @property
+    def mean_after(self) -> bytearray: ...
+    @property
+    def num_rounds_by_position(self) -> bytearray:
+        """int32."""
+
+_RoundArrays: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+_FeatureArrays: TypeAlias = tuple[bytes | None, bytes | None, bytes | None]
+
+@final
+class OnlineTemperatures:
+    """Temperatures that follow drift."""
+
+    def __new__(
+        cls,
+        start: Temperatures,
+        decay: float,
+        prior_weight: float,
+        grid: tuple[float, float, int],
+    ) -> OnlineTemperatures: ...
+    def observe_step(self, rounds: _RoundArrays) -> None: ...
+    def refit(self) -> Temperatures: ...
+    def temperatures(self) -> Temperatures: ...
+    def num_trials(self) -> list[float]: ...
+
+@final
+class AcceptanceModel:
+    """A logistic model of acceptance."""
+
+    def __new__(
+        cls,
+        *,
+        num_drafts: int,
+        features: list[str],
+        capacity: int,
+        min_num_trials: int,
+        refit_interval: int,
+        ridge: float,
+    ) -> AcceptanceModel: ...
+    def confidences(self, num_requests: int, features: _FeatureArrays) -> bytearray: ...
+    def observe(
+        self,
+        num_requests: int,
+        features: _FeatureArrays,
+        num_verified: bytes | Iterable[int],
+        num_accepted: bytes | Iterable[int],
+    ) -> None: ...
+    def end_step(self) -> tuple[int, int, float, float] | None: ...
+    def refit(self) -> tuple[int, int, float, float] | None: ...
+    def coefficients(self) -> list[float]: ...
+    def num_trials(self) -> int: ...
+
 def dtype_of(dtype: torch.dtype | str) -> tuple[str, int]: ...
 def hybrid_layers(layers: list[Layer]) -> list[Layer]: ...
 def common_block_bytes(specs: list[KvSpec]) -> int: ...
@@ -460,6 +732,24 @@ def reservation_blocks(
 ) -> int: ...
 def encoder_cache_bytes(cache_size: int, embed_size: int, dtype: torch.dtype | str) -> int: ...
 def estimate(model_facts_json: str, assumptions_json: str) -> tuple[str, str]: ...
+def fit_step_cost(
+    num_requests: bytes,
+    num_tokens: bytes,
+    num_context_tokens: bytes,
+    drafts: bytes,
+    step_us: bytes,
+    spread_us: bytes,
+    tiers: list[int],
+    limits: tuple[float, float, float, float],
+) -> tuple[StepCost, float, float]: ...
+def fit_temperatures(
+    num_drafts: int,
+    rounds: _RoundArrays,
+    grid: tuple[float, float, int],
+    num_bins: int,
+    min_num_rounds: int,
+) -> TemperatureFit: ...
+def check_pairing(num_drafts: int, rounds: _RoundArrays) -> list[float | None]: ...
 def cuda_device_count() -> int: ...
 def host_memory_info() -> tuple[int, int]: ...
 def set_host_memory_budget(num_bytes: int | None) -> None: ...

@@ -147,6 +147,18 @@ class UnknownRequestError(SchedulerError):
     """No live request has this id; perhaps it has ended."""
 
 
+class SpeculationError(ExtkvError, ValueError):
+    """A call of planning, estimating or deciding about drafts that cannot be. Nothing changed."""
+
+
+class CalibrationError(SpeculationError):
+    """Rounds or a temperature file cannot be used; the message says why."""
+
+
+class CostTableError(SpeculationError):
+    """A cost table is flat, noisy, damaged or not one; the message says why."""
+
+
 class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
 

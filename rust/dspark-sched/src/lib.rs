@@ -9,6 +9,9 @@
 //! | step data | [`plan`], [`output`], [`stats`] | flat arrays for the runner, results, counters |
 //! | requests | [`request`], [`stop`], `request_table`, `slots`, `kv_blocks` | tokens, drafts, ends, stable batch rows, a request's blocks |
 //! | blocks | [`block_pool`], [`prefix_cache`] | who holds a block, what it contains |
+//! | speculation | [`controller`] | when to draft, with which budget; fallback and return |
+//! | verify lengths | [`verify_plan`], [`survival_history`] | planners; survivals of earlier steps by slot |
+//! | estimates | [`calibration`], [`estimator`], [`step_cost`] | temperatures, acceptance from features, time of a step |
 //! | drafts | [`confidence`] | survival from confidences |
 //! | values | [`ids`], [`config`], [`error`] | typed numbers, limits, every refusal as data |
 //!
@@ -16,9 +19,13 @@
 //!
 //! | DSpark paper | here |
 //! |---|---|
-//! | γ | [`SchedulerConfig::num_speculative_tokens`] |
+//! | γ | [`SchedulerConfig::num_speculative_tokens`], `num_drafts` |
 //! | c | confidence |
 //! | a | [`survival()`] |
+//! | ℓ | `verify_lens` |
+//! | τ, Θ | [`verify_plan::Prediction`] |
+//! | SPS(B) | [`step_cost::StepCost`], as its inverse |
+//! | T_k | [`calibration::Temperatures`] |
 //!
 //! ```
 //! use dspark_sched::*;
@@ -49,9 +56,12 @@
 #![forbid(unsafe_code)]
 
 pub mod block_pool;
+pub mod calibration;
 pub mod confidence;
 pub mod config;
+pub mod controller;
 pub mod error;
+pub mod estimator;
 pub mod ids;
 mod integrity;
 mod kv_blocks;
@@ -65,8 +75,11 @@ mod schedule;
 pub mod scheduler;
 mod slots;
 pub mod stats;
+pub mod step_cost;
 pub mod stop;
+pub mod survival_history;
 mod update;
+pub mod verify_plan;
 
 pub use block_pool::BlockPool;
 pub use confidence::survival;

@@ -1,5 +1,9 @@
 //! Core errors as the Python classes of `extkv.errors`, chosen by variant.
 
+use dspark_sched::calibration::CalibrationError;
+use dspark_sched::estimator::EstimatorError;
+use dspark_sched::step_cost::CostError;
+use dspark_sched::verify_plan::PlanError as VerifyPlanError;
 use extkv_core::dtype::UnknownDtype;
 use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
 use extkv_core::protocol::output_rows::RowsError;
@@ -38,6 +42,11 @@ pub(crate) enum BindingError {
     Stack(StackError),
     UnknownMessage(UnknownMessage),
     Transport(TransportError),
+    VerifyPlan(VerifyPlanError),
+    Estimator(EstimatorError),
+    SpeculationArgument(ArgumentError),
+    Calibration(CalibrationError),
+    Cost(CostError),
 }
 
 /// A kind of message that there is not.
@@ -80,6 +89,10 @@ from_core! {
     EncodeError => Encode,
     ProfileError => Profile,
     TransportError => Transport,
+    VerifyPlanError => VerifyPlan,
+    EstimatorError => Estimator,
+    CalibrationError => Calibration,
+    CostError => Cost,
 }
 
 impl From<RecordError> for BindingError {
@@ -133,7 +146,6 @@ impl BindingError {
             Self::Dtype(error) => error,
             Self::CacheOrder(error) => error,
             Self::Scheduler(error) | Self::Request(error) => error,
-            Self::SchedulerArgument(error) | Self::RequestArgument(error) => error,
             Self::Decode(error) | Self::Message(error) => error,
             Self::Encode(error) => error,
             Self::Profile(error) => error,
@@ -142,6 +154,13 @@ impl BindingError {
             Self::Stack(error) => error,
             Self::UnknownMessage(error) => error,
             Self::Transport(error) => error,
+            Self::SchedulerArgument(error)
+            | Self::RequestArgument(error)
+            | Self::SpeculationArgument(error) => error,
+            Self::VerifyPlan(error) => error,
+            Self::Estimator(error) => error,
+            Self::Calibration(error) => error,
+            Self::Cost(error) => error,
         }
     }
 }
@@ -170,6 +189,11 @@ fn class_name(error: &BindingError) -> &'static str {
         BindingError::SchedulerArgument(_)
         | BindingError::Request(dspark_sched::Error::Corrupt { .. }) => "SchedulerError",
         BindingError::Request(_) | BindingError::RequestArgument(_) => "InvalidRequestError",
+        BindingError::VerifyPlan(_)
+        | BindingError::Estimator(_)
+        | BindingError::SpeculationArgument(_) => "SpeculationError",
+        BindingError::Calibration(_) => "CalibrationError",
+        BindingError::Cost(_) => "CostTableError",
         BindingError::Decode(_) => "ProtocolError",
         BindingError::Message(_) => "InvalidMessageError",
         BindingError::Encode(_)

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
-use super::arrays::{Integer, items_of};
+use super::arrays::{Number, items_of};
 
 /// A named argument that cannot be.
 #[derive(Debug)]
@@ -21,11 +21,12 @@ pub(crate) struct ArgumentError {
 
 /// Why an argument cannot be.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     OutOfRange { bounds: &'static str, found: String },
     Ragged { num_bytes: usize, item_bytes: usize },
     Unknown { found: String, known: &'static str },
     Offsets { num_request_ids: usize, num_token_ids: usize },
+    Length { found: usize, expected: usize },
 }
 
 impl fmt::Display for ArgumentError {
@@ -41,6 +42,9 @@ impl fmt::Display for ArgumentError {
             Refusal::Unknown { found, known } => {
                 write!(formatter, "{name} must be one of {known}, got {found:?}")
             }
+            Refusal::Length { found, expected } => {
+                write!(formatter, "{name} has {found} elements: {expected} needed")
+            }
             Refusal::Offsets { num_request_ids, num_token_ids } => write!(
                 formatter,
                 "{name} must rise from 0 to {num_token_ids}, the number of token_ids, with one \
@@ -53,7 +57,7 @@ impl fmt::Display for ArgumentError {
 impl Error for ArgumentError {}
 
 /// What an argument says, or why it cannot be.
-pub(super) struct Arg<T>(Result<T, Refusal>);
+pub(crate) struct Arg<T>(Result<T, Refusal>);
 
 impl<T> Arg<T> {
     pub(super) fn named(self, name: &'static str) -> Result<T, ArgumentError> {
@@ -75,9 +79,9 @@ pub(super) trait Parse: Sized {
     fn parse(value: Borrowed<'_, '_, PyAny>) -> PyResult<Result<Self, Refusal>>;
 }
 
-macro_rules! parse_integers {
-    ($($integer:ty),*) => {$(
-        impl Parse for $integer {
+macro_rules! parse_numbers {
+    ($($number:ty),*) => {$(
+        impl Parse for $number {
             fn parse(value: Borrowed<'_, '_, PyAny>) -> PyResult<Result<Self, Refusal>> {
                 match value.extract() {
                     Ok(number) => Ok(Ok(number)),
@@ -91,7 +95,7 @@ macro_rules! parse_integers {
     )*};
 }
 
-parse_integers!(i32, u32, u64);
+parse_numbers!(i32, u32, u64, f32, f64);
 
 macro_rules! parse_newtypes {
     ($($newtype:ident),*) => {$(
@@ -105,14 +109,14 @@ macro_rules! parse_newtypes {
 
 parse_newtypes!(NumBlocks, NumTokens, RequestId);
 
-fn out_of_range<T: Integer>(value: Borrowed<'_, '_, PyAny>) -> Refusal {
+fn out_of_range<T: Number>(value: Borrowed<'_, '_, PyAny>) -> Refusal {
     let digits = value.str().map(|text| text.to_string());
     let found = digits.unwrap_or_else(|_| "a number of thousands of digits".to_owned());
     Refusal::OutOfRange { bounds: T::BOUNDS, found }
 }
 
-/// A buffer of native numbers, or an iterable of ints.
-impl<T: Integer + Parse> Parse for Vec<T> {
+/// A buffer of native numbers, or an iterable of them.
+impl<T: Number + Parse> Parse for Vec<T> {
     fn parse(value: Borrowed<'_, '_, PyAny>) -> PyResult<Result<Self, Refusal>> {
         if let Ok(bytes) = value.cast::<PyBytes>() {
             return Ok(items_of(bytes.as_bytes()));

@@ -23,7 +23,7 @@ pub(super) fn array<const N: usize, T: Element<N>>(
 }
 
 /// The numbers of a buffer, if they are whole.
-pub(super) fn items_of<T: Integer>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
+pub(super) fn items_of<T: Number>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
     let chunks = bytes.chunks_exact(T::NUM_BYTES);
     if !chunks.remainder().is_empty() {
         return Err(Refusal::Ragged { num_bytes: bytes.len(), item_bytes: T::NUM_BYTES });
@@ -32,7 +32,7 @@ pub(super) fn items_of<T: Integer>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
 }
 
 /// A number that Python hands in.
-pub(super) trait Integer: Sized {
+pub(super) trait Number: Sized {
     /// Its values, as Python writes them.
     const BOUNDS: &'static str;
     /// Its size in a buffer.
@@ -42,9 +42,9 @@ pub(super) trait Integer: Sized {
     fn read(bytes: &[u8]) -> Option<Self>;
 }
 
-macro_rules! integers {
-    ($($integer:ty => $bounds:literal),* $(,)?) => {$(
-        impl Integer for $integer {
+macro_rules! numbers {
+    ($($number:ty => $bounds:literal),* $(,)?) => {$(
+        impl Number for $number {
             const BOUNDS: &'static str = $bounds;
 
             fn read(bytes: &[u8]) -> Option<Self> {
@@ -54,10 +54,12 @@ macro_rules! integers {
     )*};
 }
 
-integers! {
+numbers! {
     i32 => "[-2**31, 2**31)",
     u32 => "[0, 2**32)",
     u64 => "[0, 2**64)",
+    f32 => "the numbers of a float",
+    f64 => "the numbers of a float",
 }
 
 /// An element of an array that Python gets.
@@ -82,6 +84,8 @@ elements! {
     i32, 4: |number| number;
     u32, 4: |number| number;
     i64, 8: |number| number;
+    f32, 4: |number| number;
+    f64, 8: |number| number;
     RequestId, 8: |request_id| request_id.0;
     TokenId, 4: TokenId::as_int32;
 }

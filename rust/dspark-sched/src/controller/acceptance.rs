@@ -1,0 +1,136 @@
+//! What drafts were worth lately, over all requests: enough to predict a step that has no
+//! confidences yet, at any number of requests.
+
+use crate::confidence::sanitized;
+use crate::step_cost::StepLoad;
+use crate::verify_plan::{PlanCost, Prediction};
+
+const NUM_BINS: usize = 256;
+/// Weight of the past when a drafting step follows another.
+const DENSITY_DECAY: f64 = 0.9;
+const RATIO_DECAY: f64 = 0.99;
+const RATIO_PRIOR: f64 = 64.0;
+const MAX_RATIO: f64 = 2.0;
+
+/// How many drafts of a request have about which survival.
+#[derive(Debug, Clone)]
+pub struct SurvivalDensity {
+    /// Per bin of survival: drafts per request, and their survivals' sum.
+    bins: Vec<[f64; 2]>,
+    fresh: Vec<[f64; 2]>,
+}
+
+impl SurvivalDensity {
+    /// Before any data: `num_drafts` drafts per request that are all accepted.
+    #[must_use]
+    pub fn new(num_drafts: usize) -> Self {
+        let mut bins = vec![[0.0; 2]; NUM_BINS];
+        bins[NUM_BINS - 1] = [num_drafts as f64; 2];
+        Self { fresh: bins.clone(), bins }
+    }
+
+    /// Blends in the survivals of one step; `is_fresh_start` forgets what was before.
+    pub fn observe(&mut self, survival: &[f32], num_requests: usize, is_fresh_start: bool) {
+        if num_requests == 0 {
+            return;
+        }
+        self.fresh.fill([0.0; 2]);
+        for &survival in survival {
+            let survival = sanitized(survival);
+            let bin = &mut self.fresh[bin_of(survival)];
+            bin[0] += 1.0;
+            bin[1] += f64::from(survival);
+        }
+        let past = if is_fresh_start { 0.0 } else { DENSITY_DECAY };
+        let share = (1.0 - past) / num_requests as f64;
+        for (bin, fresh) in self.bins.iter_mut().zip(&self.fresh) {
+            *bin = [past * bin[0] + share * fresh[0], past * bin[1] + share * fresh[1]];
+        }
+    }
+
+    /// The best number of drafts for a load, and what it should bring.
+    ///
+    /// Candidates are the ends of bins, from high survival to low, and the bends and jumps of the
+    /// cost on the way.
+    #[must_use]
+    pub fn best(
+        &self,
+        load: &StepLoad,
+        cost: &PlanCost<'_>,
+        max_num_drafts: u32,
+    ) -> (u32, Prediction) {
+        let objective = cost.objective(load);
+        let base = load.num_base_tokens();
+        let requests = f64::from(load.num_requests);
+        let mut best = (objective.rate(0, 0.0), 0, 0.0);
+        let (mut count, mut sum) = (0.0, 0.0);
+        for &[per_request, survival] in self.bins.iter().rev().filter(|bin| bin[0] > 0.0) {
+            let mut consider = |num_drafts: u32| {
+                let here = sum + survival / per_request * (f64::from(num_drafts) - count);
+                let rate = objective.rate(num_drafts, here);
+                if rate > best.0 {
+                    best = (rate, num_drafts, here);
+                }
+            };
+            let start = whole(count).min(max_num_drafts);
+            let end = whole(count + requests * per_request).min(max_num_drafts);
+            for &num_tokens in
+                cost.cost.breaks_between(base.saturating_add(start), base.saturating_add(end))
+            {
+                consider(num_tokens - base);
+            }
+            if end > start {
+                consider(end);
+            }
+            count += requests * per_request;
+            sum += requests * survival;
+        }
+        let prediction = Prediction {
+            step_us: objective.times.at(best.1),
+            num_tokens: objective.num_tokens(best.2),
+            gain: objective.gain(best.0),
+        };
+        (best.1, prediction)
+    }
+}
+
+/// Accepted drafts over predicted ones, slowly forgetting; 1 before any data.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptanceRatio {
+    predicted: f64,
+    accepted: f64,
+}
+
+impl Default for AcceptanceRatio {
+    fn default() -> Self {
+        Self { predicted: RATIO_PRIOR, accepted: RATIO_PRIOR }
+    }
+}
+
+impl AcceptanceRatio {
+    /// The ratio, between 0 and 2.
+    #[must_use]
+    pub fn value(&self) -> f64 {
+        (self.accepted / self.predicted).clamp(0.0, MAX_RATIO)
+    }
+
+    /// Counts one step's verified drafts: the sum of their survivals, and how many were accepted.
+    pub fn observe(&mut self, predicted: f64, accepted: f64) {
+        if !(predicted.is_finite() && accepted.is_finite()) || predicted <= 0.0 {
+            return;
+        }
+        let prior = RATIO_PRIOR * (1.0 - RATIO_DECAY);
+        self.predicted = RATIO_DECAY * self.predicted + predicted + prior;
+        self.accepted = RATIO_DECAY * self.accepted + accepted + prior;
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of drafts")]
+fn whole(count: f64) -> u32 {
+    (count + 1e-6).floor() as u32
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a probability")]
+fn bin_of(survival: f32) -> usize {
+    ((survival * NUM_BINS as f32) as usize).min(NUM_BINS - 1)
+}

@@ -1,0 +1,29 @@
+//! What a decode step costs: `T = bias + α(requests) + θ(tokens) + context`, as a measured table.
+//!
+//! The additive form is SGLang's and TensorRT-LLM's; splitting the draft pass off α is ours, since
+//! a step that skips drafting does not pay it.
+//!
+//! | module | subject |
+//! |---|---|
+//! | `curve` | a piecewise linear curve and its lookup rule |
+//! | `repair` | monotone repair |
+//! | `table` | the table as it is stored, and its JSON form |
+//! | `step` | time of a step: graph tiers, parts, envelope |
+//! | `fit` | a table from measured steps |
+//! | `tracker` | slow drift of the parts, from measured step times |
+
+mod curve;
+mod error;
+mod fit;
+mod repair;
+mod step;
+mod table;
+mod tracker;
+
+pub use curve::{Curve, Knot};
+pub use error::CostError;
+pub use fit::{FitReport, StepSample, fit_step_cost};
+pub use repair::{Repaired, repaired};
+pub use step::{Drafting, StepCost, StepLoad, StepTimes};
+pub use table::{CostTable, QualityLimits};
+pub use tracker::{CostScale, CostTracker};
