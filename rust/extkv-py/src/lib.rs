@@ -31,13 +31,13 @@ mod _extkv {
         encode_output_columns, protocol_decode, protocol_encode, protocol_fields,
         protocol_profile_of_version, protocol_request_type,
     };
+    #[pymodule_export]
     use super::sched::{
         PyAcceptanceModel, PyDecision, PyOnlineTemperatures, PyPlan, PyScheduler,
         PySpeculationController, PyStepCost, PyStepOutput, PyStepReport, PyTemperatureFit,
         PyTemperatures, PyVerifyPlan, PyVerifyPlanner, check_pairing, fit_step_cost,
         fit_temperatures,
     };
-    #[pymodule_export]
     #[pymodule_export]
     use super::sizing::{
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,
