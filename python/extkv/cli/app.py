@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
+from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
@@ -45,6 +46,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(plan)
 app.command()(serve)
+app.command()(client)
 app.command()(doctor)
 app.add_typer(bench)
 
