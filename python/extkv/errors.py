@@ -161,3 +161,80 @@ class CostTableError(SpeculationError):
 
 class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
+
+
+class MissingPackageError(ExtkvError, ImportError):
+    """A package that extkv does not need otherwise is not installed; the message says which."""
+
+
+class UnsupportedDrafterError(ModelFileError):
+    """A drafter is of a known kind that extkv cannot run yet; the message says which."""
+
+
+class DrafterMismatchError(InvalidArgumentError):
+    """A drafter cannot draft for this target; the message names the two values that differ."""
+
+
+class ProtocolError(ExtkvError, ValueError):
+    """Bytes that are no message; nothing of them was used.
+
+    Attributes:
+        path: Where they are wrong, such as ``"outputs[3].new_logprobs.logprobs"``; empty for the
+            message itself.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class InvalidMessageError(InvalidArgumentError, TypeError):
+    """A field of a message was given a value that it cannot have.
+
+    Attributes:
+        path: The field.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class TransportError(ExtkvError, RuntimeError):
+    """A connection to an engine or a front end cannot be made or used; the message says which."""
+
+
+class TransportClosedError(TransportError):
+    """The transport was closed."""
+
+
+class NotConnectedError(TransportError, ConnectionError):
+    """A peer has not come or has gone."""
+
+
+class StalledPeerError(TransportError):
+    """A peer does not read what it is sent, and too much waits for it. Nothing was sent."""
+
+
+class TransportTimeoutError(TransportError, TimeoutError):
+    """Something did not come in time."""
+
+
+class MalformedMessageError(TransportError, ValueError):
+    """A message cannot be read; the message says where."""
+
+
+class EngineDeadError(TransportError):
+    """An engine died or its connection broke; its requests and calls have ended."""
+
+
+class SlowReaderError(TransportError):
+    """A stream was ended because too much waited in it and nobody took it."""
+
+
+class UtilityCallError(TransportError):
+    """An engine says that a call has failed; the message is the engine's text."""
+
+
+class UnsupportedRequestError(InvalidArgumentError):
+    """A request asks for something that this engine cannot do."""

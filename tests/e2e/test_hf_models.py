@@ -8,80 +8,16 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from extkv.engine import GrowingKVCache, generate, stream_token_ids
+from extkv.engine.llm import LLM
 from extkv.errors import InvalidArgumentError
 from extkv.models import load_model
-from extkv.models.attention import causal_attention
 from extkv.models.rope import rope_tables
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from extkv.sampling_params import SamplingParams
+from support.hf_reference import DEFAULT_ROPE, ROPES, make_reference, write_tokenizer
+from support.plain_cache import PlainCache, logits_of
 
 # Float32 rounding of three small layers; logits are of size one to ten.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 5000.0}
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 5000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-ROPES = {
-    "linear": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0},
-    "llama3": LLAMA3,
-    "yarn": YARN,
-    "yarn-attention_factor": YARN | {"attention_factor": 0.7},
-    "yarn-mscale": YARN | {"mscale": 0.8, "mscale_all_dim": 1.3},
-    "yarn-beta": YARN | {"beta_fast": 20.0, "beta_slow": 2.0},
-    "yarn-truncate": YARN | {"truncate": False},
-    "yarn-no-factor": YARN | {"factor": None},
-}
-
-SHAPE = {
-    "vocab_size": 300,
-    "hidden_size": 40,
-    "intermediate_size": 56,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
-
-def make_reference(family, **options):
-    # Imported late: importing transformers takes five seconds.
-    import transformers
-
-    settings = SHAPE | {"rope_parameters": dict(DEFAULT_ROPE)} | options
-    config = getattr(transformers, f"{family}Config")(**settings)
-    torch.manual_seed(0)
-    reference = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    for name, weight in reference.named_parameters():
-        if "norm" in name:
-            torch.nn.init.uniform_(weight, 0.5, 1.5)
-        elif "bias" in name:
-            torch.nn.init.normal_(weight, std=0.3)
-    return reference
-
-
-def write_tokenizer(directory):
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {character: index for index, character in enumerate(alphabet)}
-    encoder = Tokenizer(models.BPE(vocabulary, []))
-    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    encoder.decoder = decoders.ByteLevel()
-    encoder.add_special_tokens([AddedToken("<end>", normalized=False)])
-    encoder.save(str(directory / "tokenizer.json"))
 
 
 @pytest.fixture
@@ -94,13 +30,6 @@ def save(tmp_path):
         return tmp_path
 
     return save_reference
-
-
-def logits_of(model, token_ids):
-    with GrowingKVCache(model.config, max_model_len=256, dtype=model.dtype) as cache:
-        cache.extend(len(token_ids))
-        hidden = model.forward(token_ids, torch.arange(len(token_ids)), cache)
-        return model.compute_logits(hidden)
 
 
 def random_ids(num_tokens):
@@ -135,7 +64,8 @@ def test_logits_and_greedy_tokens_equal_transformers(case, save):
     reference = make_reference(family, **options)
     directory = save(reference, **save_options)
     assert (directory / "model.safetensors").exists() is not bool(save_options)
-    model = load_model(directory).model
+    loaded = load_model(directory)
+    model = loaded.model
     token_ids = random_ids(33)
     torch.testing.assert_close(
         logits_of(model, token_ids), reference_logits(reference, token_ids), **TOLERANCE
@@ -150,8 +80,9 @@ def test_logits_and_greedy_tokens_equal_transformers(case, save):
         do_sample=False,
         pad_token_id=0,
     )[0, 5:].tolist()
-    with GrowingKVCache(model.config, max_model_len=256, dtype=model.dtype) as cache:
-        assert list(stream_token_ids(model, cache, prompt.tolist(), max_tokens=128)) == expected
+    greedy = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
+    (output,) = LLM(loaded, device="cpu").generate([prompt.tolist()], greedy, use_tqdm=False)
+    assert output.outputs[0].token_ids == expected
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
@@ -203,28 +134,14 @@ def test_taps_equal_the_hidden_states_of_transformers(family, save):
     reference.model.layers[2].register_forward_hook(lambda *call: last_layer.append(call[2]))
     with torch.no_grad():
         states = reference(token_ids[None], output_hidden_states=True).hidden_states
-    with GrowingKVCache(model.config, max_model_len=256, dtype=model.dtype) as cache:
-        cache.extend(17)
-        hidden, taps = model.forward(token_ids, torch.arange(17), cache, taps=(1, -1, 0, 2))
+    cache = PlainCache(model.config)
+    hidden, taps = model.forward(token_ids, torch.arange(17), cache, taps=(1, -1, 0, 2))
     torch.testing.assert_close(taps[0], states[2][0], **TOLERANCE)
     torch.testing.assert_close(taps[1], states[0][0], **TOLERANCE)
     torch.testing.assert_close(taps[2], states[1][0], **TOLERANCE)
     # The last entry of hidden_states is normalised; the tap is what comes before.
     torch.testing.assert_close(hidden, states[3][0], **TOLERANCE)
     torch.testing.assert_close(taps[3], last_layer[0][0], **TOLERANCE)
-
-
-class WindowedSequence:
-    """The plainest cache that honours sliding windows: one pass over one sequence."""
-
-    has_sliding_windows = True
-
-    def __init__(self, config):
-        self.config = config
-
-    def attend(self, layer_id, query, key, value):
-        window = self.config.layer_window(layer_id)
-        return causal_attention(query, key, value, sliding_window=window)
 
 
 @pytest.mark.parametrize(
@@ -249,34 +166,39 @@ def test_sliding_windows_equal_transformers(family, options, windows, save):
     model = load_model(save(reference)).model
     assert [model.config.layer_window(layer_id) for layer_id in range(3)] == windows
     token_ids = random_ids(33)
-    hidden = model.forward(token_ids, torch.arange(33), WindowedSequence(model.config))
     torch.testing.assert_close(
-        model.compute_logits(hidden), reference_logits(reference, token_ids), **TOLERANCE
+        logits_of(model, token_ids), reference_logits(reference, token_ids), **TOLERANCE
     )
+
+
+class WindowlessCache(PlainCache):
+    has_sliding_windows = False
 
 
 def test_a_cache_that_ignores_windows_is_refused(save):
     model = load_model(save(make_reference("Mistral", **GROUPED, sliding_window=7))).model
     with pytest.raises(
-        InvalidArgumentError, match="GrowingKVCache ignores sliding windows, the model's is 7"
+        InvalidArgumentError, match="WindowlessCache ignores sliding windows, the model's is 7"
     ):
-        logits_of(model, random_ids(3))
+        model.forward(random_ids(3), torch.arange(3), WindowlessCache(model.config))
 
 
 def test_a_window_that_no_sequence_outgrows_needs_no_such_cache(save):
     reference = make_reference("Mistral", **GROUPED, sliding_window=30)
     model = load_model(save(reference), max_model_len=30).model
     token_ids = random_ids(30)
+    hidden = model.forward(token_ids, torch.arange(30), WindowlessCache(model.config))
     torch.testing.assert_close(
-        logits_of(model, token_ids), reference_logits(reference, token_ids), **TOLERANCE
+        model.compute_logits(hidden), reference_logits(reference, token_ids), **TOLERANCE
     )
 
 
 def test_a_saved_model_generates_text(save):
-    loaded = load_model(save(make_reference("Qwen3", **WIDE)))
-    result = generate(loaded, loaded.tokenizer.encode("Hi"), max_tokens=20)
+    llm = LLM(save(make_reference("Qwen3", **WIDE)), device="cpu")
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    (result,) = llm.generate("Hi", params, use_tqdm=False)[0].outputs
     assert len(result.token_ids) == 20
-    assert result.text == loaded.tokenizer.decode(result.token_ids)
+    assert result.text == llm.model.tokenizer.decode(result.token_ids)
 
 
 # Significant bits after rounding: 8 and 11; three layers lose a few percent and a few permille.

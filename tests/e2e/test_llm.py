@@ -8,11 +8,10 @@ from pathlib import Path
 import extkv
 import pytest
 import torch
-from extkv.engine.greedy import stream_token_ids
-from extkv.engine.growing_cache import GrowingKVCache
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
+from extkv.sampling_params import SamplingParams
+from support.plain_cache import greedy_tokens, logits_of
 
 CONFIG = ModelConfig(
     vocab_size=97,
@@ -69,15 +68,9 @@ def prompts(count: int = 10) -> list[list[int]]:
     return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
 
 
-def alone(loaded: LoadedModel, prompt: list[int]) -> list[int]:
-    """The tokens of a prompt by the plainest loop there is."""
-    with GrowingKVCache(CONFIG, max_model_len=256, dtype=torch.float32) as cache:
-        return list(stream_token_ids(loaded.model, cache, prompt, max_tokens=NUM_TOKENS))
-
-
 @pytest.fixture(scope="module")
 def expected(loaded: LoadedModel) -> list[list[int]]:
-    return [alone(loaded, prompt) for prompt in prompts()]
+    return [greedy_tokens(loaded.model, prompt, NUM_TOKENS) for prompt in prompts()]
 
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -179,11 +172,7 @@ def test_logprobs_are_those_of_the_model(loaded):
     prompt = prompts()[6]
     (output,) = engine(loaded).generate([prompt], params, use_tqdm=False)
     tokens = list(output.outputs[0].token_ids)
-    with GrowingKVCache(CONFIG, max_model_len=256, dtype=torch.float32) as cache:
-        cache.extend(len(prompt) + len(tokens) - 1)
-        feed = torch.tensor(prompt + tokens[:-1])
-        hidden = loaded.model.forward(feed, torch.arange(len(feed)), cache)
-        logprobs = loaded.model.compute_logits(hidden).log_softmax(-1)
+    logprobs = logits_of(loaded.model, prompt + tokens[:-1]).log_softmax(-1)
     entries = output.outputs[0].logprobs
     assert len(entries) == len(tokens)
     for index, (token, entry) in enumerate(zip(tokens, entries, strict=True)):

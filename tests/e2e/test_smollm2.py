@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from extkv.engine import GrowingKVCache, generate
+from extkv import LLM, SamplingParams
 from extkv.models import load_model
+from support.plain_cache import logits_of
 
 # Two float32 implementations of 30 layers differ by rounding only; logits are about 30 in size.
 LOGITS_TOLERANCE = {torch.float32: 1e-3}
@@ -30,12 +31,9 @@ def chat_prompt(loaded, name):
     return loaded.chat_template.render([{"role": "user", "content": PROMPTS[name]}])
 
 
-def forward_logits(model, token_ids):
-    with GrowingKVCache(model.config, max_model_len=256, dtype=model.dtype) as cache:
-        cache.extend(len(token_ids))
-        positions = torch.arange(len(token_ids))
-        hidden = model.forward(torch.tensor(token_ids), positions, cache)
-        return model.compute_logits(hidden)
+@pytest.fixture(scope="module")
+def llm(loaded):
+    return LLM(loaded, device="cpu")
 
 
 def test_logits_equal_transformers(loaded, reference_model):
@@ -43,12 +41,12 @@ def test_logits_equal_transformers(loaded, reference_model):
     assert len(token_ids) == 64
     with torch.no_grad():
         expected = reference_model(torch.tensor([token_ids])).logits[0]
-    difference = (forward_logits(loaded.model, token_ids) - expected).abs().max().item()
+    difference = (logits_of(loaded.model, token_ids) - expected).abs().max().item()
     assert difference <= LOGITS_TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_greedy_text_equals_transformers(name, loaded, reference_model, reference_tokenizer):
+def test_greedy_text_equals_transformers(name, llm, loaded, reference_model, reference_tokenizer):
     prompt = chat_prompt(loaded, name)
     token_ids = reference_tokenizer(prompt)["input_ids"]
     output = reference_model.generate(
@@ -62,9 +60,10 @@ def test_greedy_text_equals_transformers(name, loaded, reference_model, referenc
     expected = reference_tokenizer.decode(
         output, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-    result = generate(loaded, loaded.tokenizer.encode(prompt), max_tokens=48)
+    greedy = SamplingParams(temperature=0, max_tokens=48)
+    (result,) = llm.generate([loaded.tokenizer.encode(prompt)], greedy, use_tqdm=False)[0].outputs
     assert result.text == expected
-    assert result.token_ids == tuple(output.tolist())
+    assert result.token_ids == output.tolist()
     assert len(result.token_ids) == 48 or result.finish_reason == "stop"
 
 
@@ -72,13 +71,18 @@ def test_bfloat16_logits_are_close_to_float32(loaded, model_path):
     token_ids = loaded.tokenizer.encode(PROMPTS["mt-bench"])
     narrow = load_model(model_path, dtype=torch.bfloat16)
     assert narrow.model.dtype == torch.bfloat16
-    expected = forward_logits(loaded.model, token_ids)
-    logits = forward_logits(narrow.model, token_ids).float()
+    expected = logits_of(loaded.model, token_ids)
+    logits = logits_of(narrow.model, token_ids).float()
     # bfloat16 has 8 significant bits: the relative error of 30 layers stays within a few percent.
     assert (logits - expected).norm() <= 0.05 * expected.norm()
 
 
 def test_kv_cache_of_a_text_commits_far_less_than_it_reserves(loaded):
-    result = generate(loaded, loaded.tokenizer.encode(PROMPTS["mt-bench"]), max_tokens=8)
-    assert result.reserved_bytes >= 8192 * 60 * 3 * 64 * 4
-    assert result.committed_bytes < result.reserved_bytes / 50
+    llm = LLM(loaded, device="cpu")
+    prompt = loaded.tokenizer.encode(PROMPTS["mt-bench"])
+    (output,) = llm.generate([prompt], SamplingParams(max_tokens=8), use_tqdm=False)
+    num_tokens = len(prompt) + len(output.outputs[0].token_ids)
+    stats = llm.kv_cache.stats()
+    assert stats.reserved_bytes >= 8192 * 60 * 3 * 64 * 4
+    # Keys and values of 30 layers, each with less than a granule of 64 KiB to spare.
+    assert stats.committed_bytes <= 60 * ((num_tokens + 16) * 3 * 64 * 4 + 65536)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from extkv.engine.llm import LLM
-from extkv.engine.sampling_params import SamplingParams
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
+from extkv.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,6 +34,10 @@ class NumberTokenizer:
 
     vocab_size = 1000
     stop_token_ids = frozenset({0})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        del add_special_tokens
+        return [int(word) for word in text.split()]
 
     def decode(self, token_ids) -> str:
         return "".join(f" {token_id}" for token_id in token_ids)
@@ -81,8 +85,14 @@ def expected() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"enforce_eager": True}, {"num_gpu_blocks_override": 60}, {"max_num_batched_tokens": 16}],
-    ids=["graphs", "eager", "preemption", "chunked"],
+    [
+        {},
+        {"enforce_eager": True},
+        {"num_gpu_blocks_override": 60},
+        {"max_num_batched_tokens": 16},
+        {"enable_extensible_kv_cache": False, "kv_cache_memory_bytes": 1 << 28},
+    ],
+    ids=["graphs", "eager", "preemption", "chunked", "fixed"],
 )
 def test_fp32_tokens_equal_the_host_engine(expected, options):
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -91,6 +101,37 @@ def test_fp32_tokens_equal_the_host_engine(expected, options):
     found = tokens(llm)
     num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
     assert num_equal >= len(expected) - 1, f"{num_equal} of {len(expected)} equal"
+    llm.close()
+
+
+def test_prefix_hits_give_the_same_tokens():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    llm = engine("cuda")
+    assert tokens(llm) == tokens(llm)
+    assert llm.engine.scheduler.stats().prefix_cache.num_hit_tokens > 0
+    llm.close()
+
+
+def test_growth_and_shrink_in_the_middle_change_no_token(expected):
+    """Captured graphs keep their addresses while blocks come and go."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    llm = engine("cuda", num_gpu_blocks_override=60)
+    step, sizes = llm.engine.step, {5: 200, 12: 40, 20: 90, 30: 400}
+    count = 0
+
+    def disturbed():
+        nonlocal count
+        count += 1
+        if count in sizes:
+            llm.engine.resize_cache(sizes[count])
+        return step()
+
+    llm.engine.step = disturbed
+    found = tokens(llm)
+    assert llm.kv_cache.num_blocks == 400
+    num_equal = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert num_equal >= len(expected) - 1, f"{num_equal} of {len(expected)} equal"
+    llm.engine.scheduler.check_integrity()
     llm.close()
 
 
@@ -110,4 +151,29 @@ def test_the_cache_takes_what_is_left():
     free, total = torch.cuda.mem_get_info()
     assert llm.sizing_plan.limit == "utilization"
     assert free >= total // 2 - (1 << 30)
+    llm.close()
+
+
+def test_a_step_never_waits_for_the_device_but_for_its_tokens():
+    """Reading a device value by surprise would raise in torch's synchronization debug mode."""
+    llm = engine("cuda", torch.bfloat16, gpu_memory_utilization=0.5)
+    options = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
+    params = [
+        SamplingParams(temperature=0, **options),
+        SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01, **options),
+        SamplingParams(repetition_penalty=1.2, presence_penalty=0.5, **options),
+        SamplingParams(logit_bias={3: 2.0}, allowed_token_ids=list(range(500)), **options),
+        SamplingParams(bad_words=["7 8"], min_tokens=5, logprobs=4, prompt_logprobs=2, **options),
+    ]
+    every = [params[index % len(params)] for index in range(len(prompts()))]
+    first = llm.generate(prompts(), every, use_tqdm=False)
+    with pytest.warns(UserWarning, match="prototype feature"):
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        second = llm.generate(prompts(), every, use_tqdm=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [output.outputs[0].token_ids for output in first] == [
+        output.outputs[0].token_ids for output in second
+    ]
     llm.close()

@@ -16,22 +16,26 @@ os.environ.pop("TRITON_INTERPRET", None)
 import torch
 import triton
 from attention_cases import make_case
+from extkv.drafting import DraftLaw
 from extkv.kernels import (
     decode_attention,
+    draft_block_inputs,
     kv_append,
     logit_cutoff,
+    markov_step,
     paged_attention,
     penalties,
     philox,
+    rejection,
     rms_norm,
     rotary_embedding,
     sampling,
     silu_and_mul,
     small_batch_linear,
+    window_indices,
 )
 from extkv.kernels.launch import arguments, attention
-from extkv.reference.rotary_embedding import HeadNorms
-from extkv.reference.small_batch_linear import ScaledRows
+from extkv.normalized import HeadNorms, ScaledRows
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
@@ -43,16 +47,20 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 BATCH_SIZES = (1, 3, 8, 16, 32)
 MODULES = (
     decode_attention,
+    draft_block_inputs,
     kv_append,
     logit_cutoff,
+    markov_step,
     paged_attention,
     penalties,
     philox,
+    rejection,
     rms_norm,
     rotary_embedding,
     sampling,
     silu_and_mul,
     small_batch_linear,
+    window_indices,
 )
 
 
@@ -210,6 +218,104 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
     )
 
 
+def draft_calls(num_reqs: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield a name and a call for each variant of the drafting kernels, with a batch size."""
+    ids = torch.zeros(num_reqs, dtype=torch.int64)
+    counts = torch.zeros(num_reqs, dtype=torch.int32)
+    starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
+    block_table = torch.zeros(num_reqs, 64, dtype=torch.int32)
+    for name, sample_from_anchor in (("anchor", True), ("fill_in", False)):
+        yield (
+            f"draft_block_inputs-{name}",
+            lambda flag=sample_from_anchor: draft_block_inputs.draft_block_inputs(
+                ids,
+                ids,
+                starts,
+                counts,
+                block_table,
+                block_size=16,
+                num_drafts=7,
+                mask_token_id=5,
+                vocab_size=100,
+                max_position=4096,
+                sample_from_anchor=flag,
+            ),
+        )
+    yield (
+        "window_indices",
+        lambda: window_indices.window_indices(
+            ids, block_table, window=128, num_queries=5, block_size=16, max_position=4096
+        ),
+    )
+    for dtype in (torch.bfloat16, torch.float32):
+        name = str(dtype).removeprefix("torch.")
+        yield from markov_calls(name, num_reqs, dtype)
+        yield from verification_calls(name, num_reqs, dtype)
+
+
+def markov_calls(
+    name: str, num_rows: int, dtype: torch.dtype
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield calls of a Markov step."""
+    base = torch.zeros(num_rows, 7, 151_936, dtype=dtype)[:, 2]
+    head = torch.zeros(151_936, 256, dtype=dtype)
+    heat = torch.ones(num_rows)
+    ids = torch.zeros(num_rows, dtype=torch.int64)
+    offsets = torch.zeros(151_936, dtype=torch.int64)
+    for variant, options in {
+        "": {"tokens": ids, "embedding": head},
+        "-codes": {"codes": head[:num_rows], "draft_to_target": offsets},
+    }.items():
+        yield (
+            f"markov_step-{name}{variant}",
+            lambda o=options: markov_step.markov_step(base, head, heat, ids, ids, slot=2, **o),
+        )
+    options = {"tokens": ids, "embedding": head}
+    yield (
+        f"markov_step-{name}-greedy",
+        lambda: markov_step.markov_step(base, head, None, None, None, slot=2, **options),
+    )
+    yield (
+        f"markov_step-{name}-headless",
+        lambda: markov_step.markov_step(base, None, heat, ids, ids, slot=2),
+    )
+
+
+def verification_calls(
+    name: str, num_reqs: int, dtype: torch.dtype
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield calls of a verification."""
+    num_rows = num_reqs * 8
+    target = torch.zeros(num_rows, 151_936, dtype=dtype)
+    ids = torch.zeros(num_rows, dtype=torch.int64)
+    numbers = torch.ones(num_rows)
+    starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
+    head = torch.zeros(151_936, 256, dtype=dtype)
+    values = torch.zeros(num_reqs, 7)
+    base = torch.zeros(num_reqs, 7, 151_936, dtype=dtype)
+    law = DraftLaw(base, values, values, projection=head, embedding=head)
+    coded = law._replace(
+        embedding=None,
+        codes=torch.zeros(num_reqs, 7, 256, dtype=dtype),
+        draft_ids=torch.zeros(151_936, dtype=torch.int32),
+        draft_rows=torch.zeros(num_reqs, dtype=torch.int64),
+    )
+    call = (target, ids, starts, numbers, ids, ids)
+    for variant, draft, options in (
+        ("standard", law, {}),
+        ("standard-codes", coded, {"cutoff": numbers}),
+        ("standard-headless", law._replace(projection=None, embedding=None), {}),
+        ("standard-one_hot", None, {"cutoff": numbers}),
+        ("block", law, {"method": "block", "cutoff": numbers}),
+        ("block-one_hot", None, {"method": "block"}),
+        ("synthetic", None, {"method": "synthetic", "acceptance_rates": numbers[:7]}),
+    ):
+        yield (
+            f"verify_drafts-{name}-{variant}",
+            lambda d=draft, o=options: rejection.verify_drafts(*call, d, max_num_drafts=7, **o),
+        )
+
+
 def batch_calls(num_seqs: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield what a serving step calls at a batch size."""
     case = make_case([(1, 5)] * num_seqs, device=CPU, num_heads=8, dtype=torch.bfloat16)
@@ -247,11 +353,13 @@ def compile_all(calls: Iterator[tuple[str, Callable[[], object]]], kernels: list
             )
 
 
-def count_variants(kernels: list[Any]) -> None:
+def count_variants(
+    calls: Callable[[int], Iterator[tuple[str, Callable[[], object]]]], kernels: list[Any]
+) -> None:
     """Report for each kernel how many variants all batch sizes make together."""
     hashes: dict[str, set[str]] = {}
     for num_seqs in BATCH_SIZES:
-        for name, call in batch_calls(num_seqs):
+        for name, call in calls(num_seqs):
             kernels.clear()
             call()
             for kernel in kernels:
@@ -260,14 +368,17 @@ def count_variants(kernels: list[Any]) -> None:
 
 
 def main() -> None:
-    """Compile the attention kernels, or all others and what a serving step needs."""
+    """Compile the kernels of attention, of drafting, or all others and what a step needs."""
     kernels: list[Any] = []
     compile_only(kernels)
     if sys.argv[1] == "attention":
         compile_all(attention_calls(), kernels)
+    elif sys.argv[1] == "drafts":
+        compile_all(draft_calls(3), kernels)
+        count_variants(draft_calls, kernels)
     else:
         compile_all(other_calls(3), kernels)
-        count_variants(kernels)
+        count_variants(batch_calls, kernels)
 
 
 if __name__ == "__main__":

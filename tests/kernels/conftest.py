@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the builds for sm_90 beside the other tests, if a selected test looks at them."""
     if any("sm90_builds" in getattr(item, "fixturenames", ()) for item in session.items):
-        for part in ("attention", "others"):
+        for part in ("attention", "drafts", "others"):
             BUILDS[part] = subprocess.Popen(
                 [sys.executable, str(FOLDER / "compile_for_sm90.py"), part],
                 stdout=subprocess.PIPE,

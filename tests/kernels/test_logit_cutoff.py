@@ -9,6 +9,7 @@ import torch
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import logit_cutoff as kernel
 from extkv.reference import logit_cutoff as reference
+from placement import with_strides
 from sampling_cases import filtered_probabilities
 
 if TYPE_CHECKING:
@@ -118,6 +119,19 @@ def test_b103_strided_logits_and_parameters(cut: Callable[..., torch.Tensor], de
 
 
 @BOTH
+def test_a_row_does_not_depend_on_its_batch(cut: Callable[..., torch.Tensor], device: torch.device):
+    logits = torch.randn(4, 9000, generator=torch.Generator().manual_seed(5)).to(device) * 2
+    heat = torch.tensor([1.0, 0.5, 0.0, 2.0], device=device)
+    top_k = torch.tensor([50, 0, 3, 4000], device=device)
+    top_p = torch.tensor([0.9, 0.99, 0.5, 0.7], device=device)
+    together = cut(logits, heat, top_k=top_k, top_p=top_p)
+    for row in range(4):
+        part = slice(row, row + 1)
+        alone = cut(logits[part], heat[part], top_k=top_k[part], top_p=top_p[part])
+        assert torch.equal(alone, together[part])
+
+
+@BOTH
 def test_a_flat_row_needs_all_its_tokens(cut: Callable[..., torch.Tensor], device: torch.device):
     logits = torch.arange(2500, 0, -1, device=device)[None] * 1e-6
     found = cut(logits, torch.ones(1, device=device), top_p=torch.full((1,), 0.9, device=device))
@@ -143,8 +157,9 @@ def test_rejects_arguments_that_do_not_fit(
     changes: dict[str, torch.Tensor], message: str, device: torch.device
 ):
     arguments = {"logits": torch.zeros(2, 5), "temperature": torch.ones(2), **changes}
+    moved = {name: with_strides(tensor, device) for name, tensor in arguments.items()}
     with pytest.raises(InvalidArgumentError, match=message):
-        kernel.logit_cutoff(**{name: tensor.to(device) for name, tensor in arguments.items()})
+        kernel.logit_cutoff(**moved)
 
 
 @pytest.mark.gpu

@@ -19,6 +19,7 @@ from attention_cases import (
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import paged_attention as kernel
 from extkv.reference import paged_attention as reference
+from placement import with_strides
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -216,7 +217,9 @@ def test_rejects_arguments_that_do_not_fit(
     changes: dict[str, object], message: str, device: torch.device
 ):
     case = make_case([(1, 5), (1, 9)], device=device)
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    moved = {
+        k: with_strides(v, device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()
+    }
     with pytest.raises(InvalidArgumentError, match=message):
         kernel.paged_attention(**{**case.arguments, **moved})
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import rotary_embedding as kernel
+from extkv.normalized import HeadNorms
 from extkv.reference import rotary_embedding as reference
 from extkv.reference.rms_norm import rms_norm
-from extkv.reference.rotary_embedding import HeadNorms
 
 BOTH = pytest.mark.parametrize(
     "rotate",

@@ -13,6 +13,7 @@ from extkv.kernels import sampling as kernel
 from extkv.kernels.sampling import pick
 from extkv.reference import logit_cutoff as cutoff_reference
 from extkv.reference import sampling as reference
+from placement import with_strides
 from sampling_cases import assert_follows, filtered_probabilities
 
 NAN, INF = torch.nan, torch.inf
@@ -301,7 +302,9 @@ def test_rejects_arguments_that_do_not_fit(
         "seeds": zeros,
         "positions": zeros,
     }
-    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()}
+    moved = {
+        k: with_strides(v, device) if isinstance(v, torch.Tensor) else v for k, v in changes.items()
+    }
     with pytest.raises(InvalidArgumentError, match=message):
         kernel.sample_tokens(**{**arguments, **moved})
 

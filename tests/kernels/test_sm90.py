@@ -30,6 +30,26 @@ OTHERS = [
         for variant in variants
         for dtype in ("bfloat16", "float32")
     ),
+    *(
+        f"{op}-{dtype}{variant}"
+        for op, variants in {
+            "markov_step": ["", "-codes", "-greedy", "-headless"],
+            "verify_drafts": [
+                "-standard",
+                "-standard-codes",
+                "-standard-headless",
+                "-standard-one_hot",
+                "-block",
+                "-block-one_hot",
+                "-synthetic",
+            ],
+        }.items()
+        for variant in variants
+        for dtype in ("bfloat16", "float32")
+    ),
+    "draft_block_inputs-anchor",
+    "draft_block_inputs-fill_in",
+    "window_indices",
     "philox_words",
     "philox_uniforms",
     "mask_allowed_tokens",
@@ -54,6 +74,8 @@ def test_compiles_and_fits(name: str, sm90_builds: list[dict[str, Any]]):
 
 
 def test_b105_batch_sizes_share_one_variant_of_each_kernel(sm90_builds: list[dict[str, Any]]):
-    (counts,) = [facts["num_variants"] for facts in sm90_builds if "num_variants" in facts]
+    reports = [facts["num_variants"] for facts in sm90_builds if "num_variants" in facts]
+    counts = {name: count for report in reports for name, count in report.items()}
     assert "decode_attention _reduce_splits_kernel" in counts
+    assert "verify_drafts-bfloat16-block draw_kernel" in counts
     assert set(counts.values()) == {1}, counts

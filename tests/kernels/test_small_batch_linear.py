@@ -6,6 +6,7 @@ import pytest
 import torch
 from extkv.errors import InvalidArgumentError
 from extkv.kernels import small_batch_linear as kernel
+from extkv.normalized import ScaledRows
 from extkv.reference import small_batch_linear as reference
 from extkv.reference.rms_norm import rms_norm
 from torch.nn import functional
@@ -119,9 +120,7 @@ def test_rejects_arguments_that_do_not_fit(changes, message, device):
 
 
 def test_gates_come_in_pairs(device):
-    rows = reference.ScaledRows(
-        torch.zeros(1, 8, device=device), torch.ones(1, 16, device=device), EPS
-    )
+    rows = ScaledRows(torch.zeros(1, 8, device=device), torch.ones(1, 16, device=device), EPS)
     with pytest.raises(InvalidArgumentError, match="even number of rows, got 5"):
         kernel.small_batch_linear(rows, torch.zeros(5, 8, device=device), is_gated=True)
     short = rows._replace(squares=torch.ones(1, 8, device=device))

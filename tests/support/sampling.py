@@ -2,10 +2,10 @@
 
 import numpy as np
 import torch
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.sampler import Sampler
-from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.engine.sampling_slots import SlotRequest
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
+from extkv.sampling_params import SamplingParams, request_seed
 
 CPU = torch.device("cpu")
 LOGITS = [1.2, 0.4, -0.3, 2.0, 0.9, -1.5, 0.1, 1.2]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from extkv.engine.scheduling import Scheduler
+from extkv.sched import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from extkv.engine.scheduling import FinishReason, RequestOutput, StepPlan
+    from extkv.sched import FinishReason, RequestOutput, StepPlan
 
 VOCAB_SIZE = 97
 BLOCK_SIZE = 4

@@ -3,11 +3,13 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from extkv.cli import app
 from extkv.cli import generate as generate_command
-from extkv.engine import GenerationResult
+from extkv.cli.answers import format_summary
 from extkv.errors import InvalidArgumentError, ModelFileError
 from typer.testing import CliRunner
 
@@ -19,29 +21,54 @@ def run(*arguments, **options):
 
 
 @pytest.fixture
-def seen_prompts(monkeypatch):
-    """Ends each run after its prompt is read, and keeps the prompt."""
-    prompts = []
+def seen(monkeypatch):
+    """Ends each run before a model is loaded, and keeps what it was asked."""
+    calls = []
 
-    def encode(_loaded, text, *, chat):
-        prompts.append((text, chat))
+    def load(model, **options):
+        calls.append((model, options))
         message = "stop here"
         raise InvalidArgumentError(message)
 
-    monkeypatch.setattr(generate_command, "_load", lambda *_: None)
-    monkeypatch.setattr(generate_command, "_encode", encode)
-    return prompts
+    monkeypatch.setattr(generate_command, "load", load)
+    return calls
 
 
-def test_prompt_comes_from_the_argument(seen_prompts):
-    run("generate", "Hello there")
-    assert seen_prompts == [("Hello there", False)]
+def test_options_reach_the_engine(seen):
+    arguments = "--model m --device cpu --dtype bfloat16 --max-model-len 64 --max-num-seqs 3"
+    more = "--gpu-memory-utilization 0.5 --no-extensible"
+    result = run("generate", "Hi", *arguments.split(), *more.split())
+    assert result.stderr == "error: stop here\n"
+    options = {
+        "draft": None,
+        "speculative_config": None,
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "max_model_len": 64,
+        "max_num_seqs": 3,
+        "gpu_memory_utilization": 0.5,
+        "enable_extensible_kv_cache": False,
+    }
+    assert seen == [(Path("m"), options)]
 
 
-@pytest.mark.parametrize("arguments", [[], ["-"]], ids=["nothing", "dash"])
-def test_prompt_comes_from_standard_input_without_its_last_newline(seen_prompts, arguments):
-    run("generate", *arguments, "--chat", input="two\nlines\n\n")
-    assert seen_prompts == [("two\nlines\n", True)]
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "-1"], "temperature is -1.0, expected a finite number, at least 0"),
+        (["--top-p", "0"], "top_p is 0.0, expected a finite number, more than 0"),
+        (["--top-k", "-2"], "top_k is -2, expected an integer of at least -1"),
+        (["--min-p", "1.5"], "min_p is 1.5, expected a finite number"),
+        (["--seed", str(2**64)], f"seed is {2**64}, expected an integer from"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_sampling_options_are_checked_before_the_model_is_loaded(seen, arguments, words):
+    result = run("generate", "Hi", *arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {words}")
+    assert result.stderr.count("\n") == 1
+    assert seen == []
 
 
 def test_standard_input_that_is_not_utf_8_is_an_error():
@@ -57,7 +84,7 @@ def test_no_prompt_on_a_terminal_is_a_usage_error(monkeypatch):
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     with pytest.raises(Exception, match="give a prompt, or pipe one in") as caught:
-        generate_command._read_prompt(None)
+        generate_command._check_sources([], None)
     assert caught.value.exit_code == 2
 
 
@@ -72,28 +99,28 @@ def test_a_missing_model_file_is_one_line_and_exit_code_1(tmp_path):
 
 @pytest.mark.parametrize("error", [ModelFileError("x is 1, expected 2"), InvalidArgumentError("y")])
 def test_typed_errors_end_with_their_text(monkeypatch, error):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(generate_command, "_load", fail)
+    monkeypatch.setattr(generate_command, "load", fail)
     result = run("generate", "Hi")
     assert (result.exit_code, result.stderr) == (1, f"error: {error}\n")
 
 
 def test_an_error_outside_the_family_is_not_hidden(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         message = "a bug"
         raise ZeroDivisionError(message)
 
-    monkeypatch.setattr(generate_command, "_load", fail)
+    monkeypatch.setattr(generate_command, "load", fail)
     assert isinstance(run("generate", "Hi").exception, ZeroDivisionError)
 
 
 def test_an_interrupt_ends_with_exit_code_130(monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate_command, "_load", interrupt)
+    monkeypatch.setattr(generate_command, "load", interrupt)
     result = run("generate", "Hi")
     assert (result.exit_code, result.stderr) == (130, "\ninterrupted\n")
 
@@ -105,7 +132,9 @@ def test_an_interrupt_ends_with_exit_code_130(monkeypatch):
         ["generate", "Hi", "--max-tokens", "many"],
         ["generate", "Hi", "--max-model-len", "0"],
         ["generate", "Hi", "--dtype", "int8"],
-        ["generate", "Hi", "twice"],
+        ["generate", "--prompts", "no-such-file"],
+        ["generate", "Hi", "--prompts", "pyproject.toml"],
+        ["generate", "Hi", "--max-num-seqs", "0"],
         ["generate", "--no-such-option"],
         ["no-such-command"],
     ],
@@ -117,19 +146,12 @@ def test_usage_errors_exit_with_2(arguments):
     assert result.stdout == ""
 
 
-def test_summary_states_speed_address_space_and_memory():
-    result = GenerationResult(
-        num_prompt_tokens=3,
-        token_ids=tuple(range(48)),
-        text="",
-        finish_reason="length",
-        prefill_s=0.6,
-        decode_s=2.5,
-        reserved_bytes=377 * 2**20 + 2**19,
-        committed_bytes=4 * 2**20 + 2**18,
-    )
-    assert generate_command.format_summary(result) == (
-        "48 tokens in 3.1 s (15.5 tokens/s) · "
+@pytest.mark.parametrize(("num_answers", "start"), [(1, "48 tokens"), (3, "3 answers, 48 tokens")])
+def test_summary_states_speed_address_space_and_memory(num_answers, start):
+    stats = SimpleNamespace(reserved_bytes=377 * 2**20 + 2**19, committed_bytes=4 * 2**20 + 2**18)
+    cache = SimpleNamespace(stats=lambda: stats)
+    assert format_summary(num_answers, 48, 3.1, cache) == (
+        f"{start} in 3.1 s (15.5 tokens/s) · "
         "KV cache: 377.5 MiB address space reserved, 4.2 MiB committed"
     )
 
@@ -144,6 +166,7 @@ def test_help_lists_the_commands_without_importing_pytorch():
     )
     assert result.returncode == 0, result.stderr
     assert "generate" in result.stdout
+    assert "bench" in result.stdout
     assert "doctor" in result.stdout
 
 

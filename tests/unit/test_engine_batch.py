@@ -7,8 +7,8 @@ import pytest
 import torch
 from extkv.engine.batch import InputBuffers
 from extkv.engine.config import EngineConfig
-from extkv.engine.scheduling import Scheduler
 from extkv.errors import InvalidArgumentError
+from extkv.sched import Scheduler
 
 CONFIG = EngineConfig(max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64)
 
@@ -58,7 +58,8 @@ def test_a_prefill_step_is_uploaded_as_planned():
 def test_b33_padded_rows_store_nothing_and_read_nothing():
     plan = decode_plan(3)
     inputs = buffers().fill_decode(plan, 8)
-    assert inputs.query_start_loc.tolist() == list(range(9))
+    # Sequences past the plan's have no token; tokens past its own belong to no sequence.
+    assert inputs.query_start_loc.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
     assert inputs.seq_lens.tolist() == [4, 4, 4, 0, 0, 0, 0, 0]
     assert inputs.slot_mapping[3:].tolist() == [-1] * 5
     assert inputs.token_ids.tolist() == [7, 7, 7, 0, 0, 0, 0, 0]
@@ -81,6 +82,36 @@ def test_graph_inputs_and_step_inputs_are_the_same_memory():
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start_loc"):
         assert getattr(captured, name).data_ptr() == getattr(filled, name).data_ptr()
         assert torch.equal(getattr(captured, name), getattr(filled, name))
+
+
+def test_windows_of_drafts_are_packed_from_the_front():
+    made = InputBuffers(CONFIG, torch.device("cpu"), max_query_len=3)
+    scheduler = Scheduler(
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        vocab_size=100,
+        block_size=16,
+        num_blocks=40,
+        num_speculative_tokens=2,
+        num_lookahead_tokens=2,
+    )
+    for request_id in (1, 2):
+        scheduler.add_request(request_id, [5, 6, 7], max_tokens=9)
+    scheduler.schedule()
+    scheduler.update([1, 2], [0, 1, 2], [8, 9])
+    scheduler.set_drafts(1, [10, None])
+    inputs = made.fill_decode(scheduler.schedule(), 4)
+    # A placeholder is embedded as token 0.
+    assert inputs.token_ids.tolist() == [8, 10, 0, 9] + [0] * 8
+    assert inputs.positions[:4].tolist() == [3, 4, 5, 3]
+    assert inputs.query_start_loc.tolist() == [0, 3, 4, 4, 4]
+    assert inputs.seq_lens.tolist() == [6, 4, 0, 0]
+    assert inputs.slot_mapping[4:].tolist() == [-1] * 8
+    assert inputs.max_query_len == 3
+    captured = made.decode_views(4)
+    assert captured.query_start_loc.tolist() == [0, 3, 6, 9, 12]
+    assert captured.token_ids.data_ptr() == inputs.token_ids.data_ptr()
 
 
 def test_the_worst_step_has_every_token_and_stores_none():

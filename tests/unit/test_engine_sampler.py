@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.sampler import Sampler
-from extkv.engine.sampling_params import SamplingParams
 from extkv.engine.sampling_slots import SlotRequest
 from extkv.errors import InvalidArgumentError
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
+from extkv.sampling_params import SamplingParams
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.sampling import (

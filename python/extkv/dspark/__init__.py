@@ -1,5 +1,5 @@
-"""Speculative decoding with DSpark: calibrated confidences and load-aware verification.
+"""DSpark in the engine: drafting several tokens per step and verifying them without loss.
 
-`extkv.dspark.cost` says what a step costs, `calibration` and `estimation` what a draft is worth,
-and `planning` how many drafts to verify. None of them imports torch.
+`cost` says what a step costs, `calibration` and `estimation` what a draft is worth, and `planning`
+how many drafts to verify; those import no torch.
 """

@@ -1,13 +1,5 @@
-"""Engine: one sequence, greedy decoding, a KV cache that grows with the text."""
+"""Engine: many requests in one batch over a cache that is sized after everything else."""
 
-from extkv.engine.greedy import GenerationResult, NonFiniteLogitsError, generate, stream_token_ids
-from extkv.engine.growing_cache import DEFAULT_BLOCK_SIZE, GrowingKVCache
+from extkv.engine.llm import LLM
 
-__all__ = [
-    "DEFAULT_BLOCK_SIZE",
-    "GenerationResult",
-    "GrowingKVCache",
-    "NonFiniteLogitsError",
-    "generate",
-    "stream_token_ids",
-]
+__all__ = ["LLM"]

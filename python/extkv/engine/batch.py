@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from extkv.engine.config import EngineConfig
-    from extkv.engine.scheduling import StepPlan
+    from extkv.sched import StepPlan
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,13 @@ _ALIGNMENT = 16
 class _Staging:
     """One buffer for all inputs of steps up to a size, on the device and on the host."""
 
-    def __init__(self, num_tokens: int, num_seqs: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, num_tokens: int, num_rows: int, num_seqs: int, width: int, device: torch.device
+    ) -> None:
         shapes: dict[str, tuple[int, ...]] = {
             "query_start_loc": (num_seqs + 1,),
             "seq_lens": (num_seqs,),
-            "sample_rows": (num_seqs,),
+            "sample_rows": (num_rows,),
             "token_ids": (num_tokens,),
             "positions": (num_tokens,),
             "slot_mapping": (num_tokens,),
@@ -132,12 +134,21 @@ class _Staging:
 class InputBuffers:
     """Persistent input tensors of an engine: a set for any step, a small one for decode graphs."""
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(
+        self, config: EngineConfig, device: torch.device, *, max_query_len: int = 1
+    ) -> None:
+        """Allocate the tensors.
+
+        Args:
+            config: Limits of the engine.
+            device: Where the model is.
+            max_query_len: Most tokens of a sequence in a step that decodes: 1 and its drafts.
+        """
         num_seqs, width = config.max_num_seqs, config.max_blocks_per_seq
-        self._any = _Staging(config.max_num_batched_tokens, num_seqs, width, device)
-        self._decode = _Staging(num_seqs, num_seqs, width, device)
-        # Every row of a decode step, padded or not, feeds one token.
-        self._decode_starts = np.arange(num_seqs + 1)
+        num_rows = num_seqs * max_query_len
+        self.max_query_len = max_query_len
+        self._any = _Staging(config.max_num_batched_tokens, num_rows, num_seqs, width, device)
+        self._decode = _Staging(num_rows, num_rows, num_seqs, width, device)
 
     def fill(self, plan: StepPlan) -> StepInputs:
         """Upload a plan and return views of it. The step before must be done with its inputs."""
@@ -150,12 +161,15 @@ class InputBuffers:
         """Upload a decode plan for the graph of a batch size, and return what the graph reads.
 
         Args:
-            plan: A step whose every row feeds one token.
-            num_seqs: Sequences of the graph. Those past the plan's feed token 0, store nothing and
-                read nothing.
+            plan: A step whose every sequence feeds at most `max_query_len` tokens.
+            num_seqs: Sequences of the graph. Those past the plan's have no tokens. Tokens past the
+                plan's are 0, store nothing and read nothing.
         """
-        self._fill(self._decode, plan, num_seqs, num_seqs, self._decode_starts[: num_seqs + 1])
-        return self._decode.inputs(num_seqs, num_seqs, num_seqs, 1)
+        num_tokens = num_seqs * self.max_query_len
+        starts = np.full(num_seqs + 1, plan.query_start_loc[-1])
+        starts[: len(plan.query_start_loc)] = plan.query_start_loc
+        self._fill(self._decode, plan, num_seqs, num_tokens, starts)
+        return self._decode.inputs(num_tokens, num_seqs, num_tokens, self.max_query_len)
 
     def decode_views(self, num_seqs: int) -> StepInputs:
         """Return what a decode graph of `num_seqs` sequences reads.
@@ -164,8 +178,9 @@ class InputBuffers:
         """
         self._decode.blank()
         starts = self._decode.tensors["query_start_loc"]
-        starts.copy_(torch.arange(starts.shape[0]))
-        return self._decode.inputs(num_seqs, num_seqs, num_seqs, 1)
+        starts.copy_(torch.arange(starts.shape[0]) * self.max_query_len)
+        num_tokens = num_seqs * self.max_query_len
+        return self._decode.inputs(num_tokens, num_seqs, num_tokens, self.max_query_len)
 
     def worst_case(self) -> StepInputs:
         """Return inputs of as many tokens and sequences as a step can have.
@@ -177,7 +192,8 @@ class InputBuffers:
         num_tokens, num_seqs = tensors["token_ids"].shape[0], tensors["seq_lens"].shape[0]
         starts = torch.arange(num_seqs + 1) * num_tokens // num_seqs
         tensors["query_start_loc"].copy_(starts)
-        return self._any.inputs(num_tokens, num_seqs, num_seqs, -(-num_tokens // num_seqs))
+        num_rows = min(num_tokens, num_seqs * self.max_query_len)
+        return self._any.inputs(num_tokens, num_seqs, num_rows, -(-num_tokens // num_seqs))
 
     @staticmethod
     def _fill(

@@ -8,6 +8,7 @@ of a user may have several sequences here (`n` outputs); this module knows seque
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,24 +16,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.outputs import CompletionOutput, RequestMetrics
 from extkv.engine.sampling_slots import SlotRequest
-from extkv.engine.scheduling import FinishReason, Scheduler
 from extkv.engine.text import OutputText
+from extkv.errors import OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.outputs import CompletionOutput, RequestMetrics
+from extkv.sched import FinishReason, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from extkv.dspark.drafting import Drafting
+    from extkv.dspark.verification import PendingWindows
     from extkv.engine.config import EngineConfig
-    from extkv.engine.outputs import LogprobEntry, RowLogprobs
-    from extkv.engine.resolved_sampling import ResolvedSampling
     from extkv.engine.runner import ModelRunner
     from extkv.engine.sampled_tokens import PendingLogprobs, PendingTokens
     from extkv.engine.sampler import Sampler
-    from extkv.engine.step_data import RequestOutput as ScheduledOutput
-    from extkv.engine.step_data import StepOutput, StepPlan
     from extkv.models.tokenizer import Tokenizer
+    from extkv.outputs import LogprobEntry, RowLogprobs
+    from extkv.resolved_sampling import ResolvedSampling
+    from extkv.sched import RequestOutput as ScheduledOutput
+    from extkv.sched import StepOutput, StepPlan
 
 
 @dataclass
@@ -76,7 +80,7 @@ class _Flight:
     """
 
     sampled_ids: list[int]
-    tokens: PendingTokens
+    tokens: PendingTokens | PendingWindows
     prompt_logprobs: list[tuple[int, PendingLogprobs]]
 
 
@@ -97,8 +101,10 @@ class EngineCore:
         sampler: Sampler,
         config: EngineConfig,
         tokenizer: Tokenizer | None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.runner = runner
+        self.drafting = drafting
         self.sampler = sampler
         self._tokenizer = tokenizer
         self.scheduler = Scheduler(
@@ -107,8 +113,10 @@ class EngineCore:
             max_model_len=config.max_model_len,
             vocab_size=runner.model.config.vocab_size,
             block_size=config.block_size,
-            num_blocks=runner.cache.num_blocks,
+            num_blocks=runner.num_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_speculative_tokens=0 if drafting is None else drafting.num_drafts,
+            num_lookahead_tokens=0 if drafting is None else drafting.num_lookahead_tokens,
         )
         self._sequences: dict[int, Sequence] = {}
         self._occupants: dict[int, tuple[int, int]] = {}
@@ -120,8 +128,8 @@ class EngineCore:
         self._flight: _Flight | None = None
         # Steps whose tokens the scheduler knows, but the sequences and the sampler do not; then
         # those whose texts are not made.
-        self._collected: list[tuple[StepOutput, dict[int, RowLogprobs]]] = []
-        self._absorbed: list[tuple[list[ScheduledOutput], dict[int, RowLogprobs]]] = []
+        self._collected: list[tuple[StepOutput, dict[int, list[RowLogprobs]]]] = []
+        self._absorbed: list[tuple[list[ScheduledOutput], dict[int, list[RowLogprobs]]]] = []
 
     @property
     def has_unfinished(self) -> bool:
@@ -191,13 +199,13 @@ class EngineCore:
         """
         self._collect()
         cache = self.runner.cache
-        if num_blocks >= cache.num_blocks:
+        if num_blocks >= self.scheduler.num_blocks:
             cache.commit(num_blocks)
             self.scheduler.grow(num_blocks)
         else:
             self.scheduler.vacate(num_blocks)
             self.scheduler.shrink(num_blocks)
-            cache.shrink(num_blocks)
+            cache.shrink(min(num_blocks, cache.num_blocks))
 
     def step(self) -> list[Sequence]:
         """Run one step and return the sequences that got a token or ended.
@@ -219,7 +227,7 @@ class EngineCore:
         while self._absorbed:
             outputs, logprobs = self._absorbed.pop(0)
             changed += [
-                self._advance(scheduled, logprobs.get(scheduled.request_id))
+                self._advance(scheduled, logprobs.get(scheduled.request_id, []))
                 for scheduled in outputs
                 if scheduled.request_id in self._sequences
             ]
@@ -230,7 +238,7 @@ class EngineCore:
         if self.scheduler.step_in_flight is not None:
             # An interrupt came between plan and start.
             self.scheduler.cancel_step()
-        plan = self.scheduler.schedule()
+        plan = self._schedule()
         if plan.is_empty:
             return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
@@ -238,7 +246,8 @@ class EngineCore:
         if not plan.is_pure_decode:
             wants_prompt = [self._prompt_rows(plan, row, s) for row, s in enumerate(rows)]
         is_prompt = any(wants_prompt)
-        logits = self.runner.run(plan, prompt_logits=is_prompt)
+        place_drafts = None if self.drafting is None else self.drafting.place
+        logits = self.runner.run(plan, prompt_logits=is_prompt, place_drafts=place_drafts)
         # The device computes: from here to `_collect` the host has time.
         self._absorb()
         self._enter_slots(plan, rows)
@@ -247,15 +256,41 @@ class EngineCore:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
             kept = torch.from_numpy(plan.sample_rows.astype("int64")).to(logits.device)
             logits = logits.index_select(0, kept)
-        counts = np.diff(plan.sample_start_loc)
-        sampled = counts.nonzero()[0]
+        sampled = np.diff(plan.sample_start_loc).nonzero()[0]
+        sampled_ids = plan.request_ids[sampled].tolist()
+        tokens: PendingTokens | PendingWindows
+        if self.drafting is not None:
+            tokens = self.drafting.decide(plan, sampled, logits, self.runner.inputs)
+            self._flight = _Flight(sampled_ids, tokens, prompt_logprobs)
+            return
         tokens = self.sampler.sample(
             logits,
             plan.request_slots[sampled].tolist(),
             plan.slot_generations[sampled].tolist(),
             plan.seq_lens[sampled].tolist(),
         )
-        self._flight = _Flight(plan.request_ids[sampled].tolist(), tokens, prompt_logprobs)
+        self._flight = _Flight(sampled_ids, tokens, prompt_logprobs)
+
+    def _schedule(self) -> StepPlan:
+        """Plan a step whose blocks are backed; where memory ends, so does the pool from then on.
+
+        Raises:
+            OutOfMemoryError: If the blocks that memory is there for may not hold a live request.
+        """
+        cache = self.runner.cache
+        while True:
+            plan = self.scheduler.schedule()
+            try:
+                self.runner.back(plan)
+            except OutOfMemoryError as error:
+                self.scheduler.cancel_step()
+                num_blocks = cache.num_blocks + (error.available or 0) // cache.bytes_per_block
+                try:
+                    self.resize_cache(min(num_blocks, self.scheduler.num_blocks - 1))
+                except SchedulerError:
+                    raise error from None
+            else:
+                return plan
 
     def _collect(self) -> None:
         """Wait for the step in flight and tell the scheduler; nothing if there is none."""
@@ -274,14 +309,21 @@ class EngineCore:
             raise
         self._flight = None
         ids = flight.sampled_ids
-        tokens = [0 if token is None else token for token in result.token_ids]
         for index, reason in result.failures.items():
             if ids[index] in self._sequences:
                 self._sequences[ids[index]].error = reason
         failed = [ids[index] for index in result.failures]
-        step = self.scheduler.update(ids, list(range(len(ids) + 1)), tokens, failed)
-        logprobs = {ids[index]: value for index, value in result.logprobs.items()}
+        offsets = [0, *itertools.accumulate(map(len, result.windows))]
+        tokens = list(itertools.chain.from_iterable(result.windows))
+        step = self.scheduler.update(ids, offsets, tokens, failed)
+        logprobs = {ids[index]: value for index, value in result.window_logprobs.items()}
         self._collected.append((step, logprobs))
+        if self.drafting is not None:
+            # The device may still draft: which tokens they are shows when they are verified.
+            drafts = [None] * self.drafting.num_drafts
+            for sequence_id in step.request_ids[step.finish_reasons < 0].tolist():
+                if sequence_id in self._sequences:
+                    self.scheduler.set_drafts(sequence_id, drafts)
 
     def _absorb(self) -> None:
         """Tell sequences and sampler the tokens of collected steps."""
@@ -318,7 +360,7 @@ class EngineCore:
                 self.sampler.enter(slots[row], generations[row], request)
             self._slot_of[sequence.sequence_id] = slots[row]
 
-    def _advance(self, scheduled: ScheduledOutput, logprobs: RowLogprobs | None) -> Sequence:
+    def _advance(self, scheduled: ScheduledOutput, logprobs: list[RowLogprobs]) -> Sequence:
         """Give a sequence what its new tokens bring: text, log-probabilities, ends."""
         sequence = self._sequences[scheduled.request_id]
         sequence.num_cached_tokens = scheduled.num_cached_tokens
@@ -327,6 +369,10 @@ class EngineCore:
         now = time.monotonic()
         for place, token_id in enumerate(scheduled.token_ids):
             sequence.metrics.add_token(now)
+            if logprobs and sequence.output.logprobs is not None:
+                sequence.output.logprobs.append(logprobs[place].to_entry(self._decode_one))
+                total = sequence.output.cumulative_logprob or 0.0
+                sequence.output.cumulative_logprob = total + logprobs[place].logprob
             is_stop = reason is FinishReason.STOP and place == last
             stop = sequence.text.push(token_id, is_stop_token=is_stop)
             if stop is not None:
@@ -337,10 +383,6 @@ class EngineCore:
                 sequence.output.stop_reason = stop
                 del sequence.token_ids[len(sequence.token_ids) - last + place :]
                 break
-        if logprobs is not None and sequence.output.logprobs is not None:
-            sequence.output.logprobs.append(logprobs.to_entry(self._decode_one))
-            total = sequence.output.cumulative_logprob or 0.0
-            sequence.output.cumulative_logprob = total + logprobs.logprob
         sequence.output.token_ids = sequence.token_ids
         sequence.output.text = sequence.text.text
         if reason is not None:

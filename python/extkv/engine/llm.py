@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from tqdm import tqdm
 
-from extkv.device import cuda_is_available
+from extkv.device import resolve_device
 from extkv.engine.config import DEFAULT_BLOCK_SIZE, EngineConfig
 from extkv.engine.core import EngineCore
-from extkv.engine.outputs import RequestOutput
-from extkv.engine.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.engine.runner import ModelRunner
 from extkv.engine.sampler import Sampler
-from extkv.engine.sampling_params import SamplingParams, request_seed
 from extkv.errors import InvalidArgumentError
 from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.host_decoder import HostDecoder
+from extkv.models.loader import check_device, resolve_dtype
+from extkv.outputs import RequestOutput
+from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
+from extkv.sampling_params import SamplingParams, request_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
+    import torch
+
+    from extkv.dspark.verification import DraftCounts
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
     from extkv.models import LoadedModel
+    from extkv.models.dspark import DSparkModel
 
     Prompt = str | Sequence[int]
     Progress = Callable[[str, int, int], None]
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class LLM:
@@ -43,6 +45,9 @@ class LLM:
     Args:
         model: A GGUF file or a Hugging Face directory; None for the installed SmolLM2. A model that
             is loaded already can be passed too.
+        draft: Directory of a DSpark drafter for the model, or a drafter that is loaded already.
+        speculative_config: How to draft and verify, with vLLM's keys; see
+            `extkv.dspark.options.SpeculativeOptions`.
         device: ``"cuda"``, ``"cpu"`` or a torch.device; None for CUDA where there is a device.
         dtype: ``"auto"`` is bfloat16 on CUDA and float32 on the host.
         max_model_len: Most tokens of a sequence; None for the model's context length.
@@ -60,20 +65,24 @@ class LLM:
         seed: Seeds requests without a seed of their own.
         on_progress: Called with a phase, what is done and how much there is.
 
+    Attributes:
+        config: Limits.
+        model: The model with its tokenizer.
+        startup_s: Seconds that each phase of the start took: load, profile, capture, size.
+
     Raises:
         ModelFileError: If the model cannot be read.
         CacheTooSmallError: If the cache would not hold one sequence of `max_model_len`.
-        InvalidArgumentError: If limits contradict each other.
-
-    Example:
-        >>> llm = LLM()  # doctest: +SKIP
-        >>> llm.generate("The capital of France is")[0].outputs[0].text  # doctest: +SKIP
+        InvalidArgumentError: If limits contradict each other, or the device is of another kind.
+        DriverUnavailableError: If it is a CUDA device and there is none.
     """
 
     def __init__(
         self,
         model: str | os.PathLike[str] | LoadedModel | None = None,
+        draft: str | os.PathLike[str] | DSparkModel | None = None,
         *,
+        speculative_config: Mapping[str, Any] | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         max_model_len: int | None = None,
@@ -90,16 +99,20 @@ class LLM:
         seed: int = 0,
         on_progress: Progress | None = None,
     ) -> None:
-        where = torch.device(device or ("cuda" if cuda_is_available() else "cpu"))
+        kind, ordinal = resolve_device(device)
+        where = check_device(kind if kind == "cpu" else f"{kind}:{ordinal}")
+        start = time.perf_counter()
         loaded = _loaded(model, where, dtype, max_model_len, on_progress)
+        load_s = time.perf_counter() - start
         is_cuda = loaded.model.device.type == "cuda"
-        num_seqs = max_num_seqs or (256 if is_cuda else 16)
+        num_seqs = (256 if is_cuda else 16) if max_num_seqs is None else max_num_seqs
         length = loaded.model.num_positions
         self.config = EngineConfig(
             max_model_len=length,
             max_num_seqs=num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens
-            or max(num_seqs, 8192 if is_cuda else 512),
+            max_num_batched_tokens=max(num_seqs, 8192 if is_cuda else 512)
+            if max_num_batched_tokens is None
+            else max_num_batched_tokens,
             block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization,
             enable_extensible_kv_cache=enable_extensible_kv_cache,
@@ -111,18 +124,31 @@ class LLM:
             seed=seed,
         )
         self.model = loaded
+        speculator = drafting = None
+        if draft is not None or speculative_config is not None:
+            # Imported late: it imports parts of the engine.
+            from extkv.dspark.drafting import Drafting
+            from extkv.dspark.pairing import make_speculator
+
+            speculator, options = make_speculator(
+                loaded.model, draft, speculative_config, self.config, on_progress
+            )
         sampler = Sampler(
             vocab_size=loaded.config.vocab_size, num_slots=num_seqs, device=loaded.model.device
         )
         runner = ModelRunner(
-            loaded.model,
+            HostDecoder.of(loaded.model),
             self.config,
             lambda logits: sampler.profile(logits, num_history_tokens=length),
             on_progress,
+            speculator,
         )
         runner.start()
+        self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
-        self.engine = EngineCore(runner, sampler, self.config, tokenizer)
+        if speculator is not None:
+            drafting = Drafting(speculator, sampler, options)
+        self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
         self._limits = ModelLimits(
             vocab_size=loaded.config.vocab_size,
@@ -136,6 +162,12 @@ class LLM:
     def kv_cache(self) -> KVCache:
         """The cache."""
         return self.engine.runner.cache
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """Drafts verified and accepted so far; None without a drafter."""
+        drafting = self.engine.drafting
+        return None if drafting is None else drafting.counts
 
     @property
     def sizing_plan(self) -> SizingPlan:
@@ -167,19 +199,16 @@ class LLM:
                 of the batch is left in the engine.
         """
         items = _as_list(prompts)
-        params = _params_for(items, sampling_params)
-        requests: list[_Request] = []
-        try:
-            for index, (prompt, own) in enumerate(zip(items, params, strict=True)):
-                rank = 0 if priority is None else priority[index]
-                requests.append(self._add(prompt, own, rank))
-            self._run(requests, use_tqdm=use_tqdm)
-        except BaseException:
-            for request in requests:
-                for sequence in request.sequences:
-                    self.engine.abort(sequence)
-            raise
-        return [request.output() for request in requests]
+        outputs: dict[int, RequestOutput] = {}
+        with (
+            tqdm(total=len(items), desc="Processed prompts", disable=not use_tqdm) as bar,
+            closing(self._serve(items, sampling_params, priority)) as steps,
+        ):
+            for request in itertools.chain.from_iterable(steps):
+                if request.is_finished:
+                    outputs[request.index] = request.output()
+                    bar.update(1)
+        return [outputs[index] for index in range(len(items))]
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
@@ -188,15 +217,24 @@ class LLM:
 
         Closing the iterator aborts the request.
         """
-        request = self._add(prompt, sampling_params or SamplingParams(), 0)
-        try:
-            while not request.is_finished:
-                changed = self.engine.step()
-                if any(sequence in request.sequences for sequence in changed):
-                    yield request.output()
-        finally:
-            for sequence in request.sequences:
-                self.engine.abort(sequence)
+        with closing(self.stream_many([prompt], sampling_params)) as stream:
+            for _, output in stream:
+                yield output
+
+    def stream_many(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> Generator[tuple[int, RequestOutput]]:
+        """Answer prompts in one batch; after each step yield index and output of each with news.
+
+        Arguments and errors are those of `generate`. Closing the iterator aborts what still runs.
+        """
+        with closing(self._serve(prompts, sampling_params, priority)) as steps:
+            for request in itertools.chain.from_iterable(steps):
+                yield request.index, request.output()
 
     def chat(
         self,
@@ -227,24 +265,48 @@ class LLM:
         return self.model.tokenizer.encode(rendered, add_special_tokens=False)
 
     def close(self) -> None:
-        """Give the cache back."""
-        self.engine.runner.cache.close()
+        """Give the cache back; a call that needs it raises FreedError from then on."""
+        self.engine.runner.close()
 
-    def _add(self, prompt: Prompt, params: SamplingParams, priority: int) -> _Request:
+    def _serve(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        priority: Sequence[int] | None,
+    ) -> Generator[Collection[_Request]]:
+        """Run requests to their end; after each step, yield those that changed."""
+        params = _params_for(prompts, sampling_params)
+        ranks = [0] * len(prompts) if priority is None else priority
+        requests: list[_Request] = []
+        try:
+            for index, prompt in enumerate(prompts):
+                requests.append(self._add(prompt, params[index], ranks[index], index))
+            owners = {s.sequence_id: request for request in requests for s in request.sequences}
+            while not all(request.is_finished for request in requests):
+                changed = (owners.get(s.sequence_id) for s in self.engine.step())
+                yield dict.fromkeys(request for request in changed if request is not None)
+        finally:
+            for request in requests:
+                for sequence in request.sequences:
+                    self.engine.abort(sequence)
+
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, priority: int, index: int = 0
+    ) -> _Request:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.model.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         number = str(next(self._num_requests))
         sampling = resolve_sampling_params(
             params, self._limits, num_prompt_tokens=min(len(token_ids), self.config.max_model_len)
         )
-        request = _Request(number, text, token_ids)
+        request = _Request(index, number, text, token_ids)
         try:
-            for index in range(params.n):
+            for place in range(params.n):
                 seed = request_seed(
-                    params, index=index, engine_seed=self.config.seed, request_id=number
+                    params, index=place, engine_seed=self.config.seed, request_id=number
                 )
                 request.sequences.append(
-                    self.engine.add(token_ids, sampling, seed=seed, index=index, priority=priority)
+                    self.engine.add(token_ids, sampling, seed=seed, index=place, priority=priority)
                 )
         except BaseException:
             for sequence in request.sequences:
@@ -252,23 +314,14 @@ class LLM:
             raise
         return request
 
-    def _run(self, requests: list[_Request], *, use_tqdm: bool) -> None:
-        from tqdm import tqdm
-
-        total = len(requests)
-        done = 0
-        with tqdm(total=total, desc="Processed prompts", disable=not use_tqdm) as bar:
-            while done < total:
-                self.engine.step()
-                finished = sum(request.is_finished for request in requests)
-                bar.update(finished - done)
-                done = finished
-
 
 class _Request:
     """One prompt with its `n` sequences."""
 
-    def __init__(self, request_id: str, prompt: str | None, token_ids: list[int]) -> None:
+    def __init__(
+        self, index: int, request_id: str, prompt: str | None, token_ids: list[int]
+    ) -> None:
+        self.index = index
         self._request_id = request_id
         self._prompt = prompt
         self._token_ids = token_ids
@@ -304,7 +357,6 @@ def _loaded(
     if model is not None and not isinstance(model, (str, os.PathLike)):
         return model
     path = find_default_model() if model is None else Path(model)
-    chosen = _dtype(dtype, device)
     report = None
     if on_progress is not None:
         notify = on_progress
@@ -314,22 +366,12 @@ def _loaded(
 
     return load_model(
         path,
-        dtype=chosen,
+        dtype=resolve_dtype(dtype, device),
         device=device,
         max_model_len=max_model_len,
         ops=kernel_ops() if device.type == "cuda" else None,
         on_progress=report,
     )
-
-
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in _DTYPES:
-        raise InvalidArgumentError(f"dtype is {dtype!r}, known: auto, {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -342,7 +384,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _params_for(
-    prompts: list[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
     if params is None:
         params = SamplingParams()

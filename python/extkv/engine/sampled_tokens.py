@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.outputs import RowLogprobs
 from extkv.engine.sampling_slots import upload
+from extkv.outputs import RowLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,16 @@ class SampledTokens:
     failures: dict[int, str]
     logprobs: dict[int, RowLogprobs]
 
+    @property
+    def windows(self) -> list[list[int]]:
+        """The one token of each row, 0 where none could be chosen."""
+        return [[0 if token is None else token] for token in self.token_ids]
+
+    @property
+    def window_logprobs(self) -> dict[int, list[RowLogprobs]]:
+        """Log-probabilities of each row's one token."""
+        return {row: [entry] for row, entry in self.logprobs.items()}
+
 
 class PendingTokens:
     """Hold what a step chose, on the device.
@@ -60,7 +70,7 @@ class PendingTokens:
         """
         self._num_logprobs = dict(num_logprobs)
         self._num_top = max(num_logprobs.values(), default=0)
-        size = 3 * num_rows + len(num_logprobs) * _line_len(self._num_top)
+        size = 3 * num_rows + len(num_logprobs) * line_len(self._num_top)
         self._buffer = torch.empty(size, dtype=torch.int32, device=device)
         self.token_ids = self._buffer[: 2 * num_rows].view(torch.int64)
         self.flags = self._buffer[2 * num_rows : 3 * num_rows]
@@ -73,7 +83,7 @@ class PendingTokens:
             logits (float, [num_rows, vocab_size], device): As the model made them.
             rows (int64, [n], device): Rows that want them; None if all do.
         """
-        lines = self._buffer[3 * self.flags.shape[0] :].view(-1, _line_len(self._num_top))
+        lines = self._buffer[3 * self.flags.shape[0] :].view(-1, line_len(self._num_top))
         write_logprobs(logits, rows, self.token_ids, lines)
 
     def start_copy(self) -> None:
@@ -87,10 +97,10 @@ class PendingTokens:
         num_rows = self.flags.shape[0]
         tokens: list[int | None] = host[: 2 * num_rows].view(torch.int64).tolist()
         flags = host[2 * num_rows : 3 * num_rows].tolist()
-        failures = {row: _reason(flag) for row, flag in enumerate(flags) if flag}
+        failures = {row: failure_reason(flag) for row, flag in enumerate(flags) if flag}
         for row in failures:
             tokens[row] = None
-        lines = host[3 * num_rows :].view(-1, _line_len(self._num_top))
+        lines = host[3 * num_rows :].view(-1, line_len(self._num_top))
         chosen = [tokens[row] or 0 for row in self._num_logprobs]
         entries = read_logprobs(lines, chosen, list(self._num_logprobs.values()))
         logprobs = dict(zip(self._num_logprobs, entries, strict=True))
@@ -105,7 +115,7 @@ class PendingLogprobs:
     def __init__(self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> None:
         """Compute them and start the copy; see `Sampler.prompt_logprobs`."""
         self._token_ids, self._num_top = list(token_ids), num_top
-        shape = (len(token_ids), _line_len(num_top))
+        shape = (len(token_ids), line_len(num_top))
         lines = torch.empty(shape, dtype=torch.int32, device=logits.device)
         chosen = upload(np.array(self._token_ids, np.int64), logits.device)
         write_logprobs(logits, None, chosen, lines)
@@ -181,11 +191,13 @@ def read_logprobs(
     ]
 
 
-def _line_len(num_top: int) -> int:
+def line_len(num_top: int) -> int:
+    """Return the int32 numbers of a line with so many likeliest tokens."""
     return 2 * num_top + 2
 
 
-def _reason(flag: int) -> str:
+def failure_reason(flag: int) -> str:
+    """Say why no token could be chosen from a row with these `RowFlag` bits."""
     if flag & HAS_NAN:
         return "the logits hold NaN"
     return "no token can be chosen: every logit is -inf"

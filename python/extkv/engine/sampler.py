@@ -9,14 +9,12 @@ Nothing here waits for the device but `wait` of what is returned.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from extkv.engine.resolved_sampling import ResolvedSampling
 from extkv.engine.sampled_tokens import HAS_NAN, PendingLogprobs, PendingTokens
-from extkv.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from extkv.engine.sampling_slots import (
     CHANGES_LOGITS,
     HAS_CUTOFF,
@@ -29,11 +27,36 @@ from extkv.engine.sampling_slots import (
     upload,
 )
 from extkv.errors import InvalidArgumentError
+from extkv.resolved_sampling import ResolvedSampling
+from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.engine.sampling_slots import RowParameters
+
+    # A row: what the host keeps of its request, its position, and the drafts before it.
+    _Place = tuple[SlotState, int, Sequence[int]]
+
+
+# Bounds the memory of lists of allowed tokens, which may each be as long as the vocabulary.
+_ALLOWED_ROWS = 64
+
+
+class PreparedRows(NamedTuple):
+    """Rows of logits, changed as their requests want.
+
+    Attributes:
+        logits (float, [num_rows, vocab_size], device): With masks, biases and penalties.
+        parameters: Temperature, seed, position and the rest of each row.
+        cutoff (float32, [num_rows], device): Smallest logit that may be drawn; None for no limit.
+        hidden_flags (int32, [num_rows], device): `RowFlag` bits before masks; None without masks.
+    """
+
+    logits: torch.Tensor
+    parameters: RowParameters
+    cutoff: torch.Tensor | None
+    hidden_flags: torch.Tensor | None
 
 
 class Sampler:
@@ -104,9 +127,7 @@ class Sampler:
                 needs tokens before it that were not appended.
         """
         states = self._occupants(slots, generations)
-        if logits.shape != (len(states), self._vocab_size):
-            msg = f"logits have {list(logits.shape)}, expected {[len(states), self._vocab_size]}"
-            raise InvalidArgumentError(msg)
+        self._check_shape(logits, len(states))
         wanted = {
             row: min(state.num_logprobs, self._vocab_size)
             for row, state in enumerate(states)
@@ -121,6 +142,51 @@ class Sampler:
             pending.add_logprobs(logits, rows)
         pending.start_copy()
         return pending
+
+    @property
+    def device(self) -> torch.device:
+        """Where the logits are."""
+        return self._device
+
+    def num_logprobs(self, slot: int) -> int | None:
+        """Likeliest tokens that a slot's request wants reported; None for no report."""
+        state = self._states[slot]
+        if state is None or state.num_logprobs is None:
+            return None
+        return min(state.num_logprobs, self._vocab_size)
+
+    @torch.inference_mode()
+    def prepare(
+        self,
+        logits: torch.Tensor,
+        slots: Sequence[int],
+        generations: Sequence[int],
+        positions: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+    ) -> PreparedRows:
+        """Change rows as their requests want, without choosing tokens.
+
+        Args:
+            logits (float, [num_rows, vocab_size], device): One row per token to choose; kept.
+            slots: Slot of each row.
+            generations: Generation of each row's slot.
+            positions: Where in its sequence each token will stand.
+            drafts: Drafts between the output and each position; they count as output.
+
+        Raises:
+            InvalidArgumentError: As `sample`.
+        """
+        states = self._occupants(slots, generations)
+        self._check_shape(logits, len(states))
+        placed = list(zip(states, positions, drafts, strict=True))
+        needs = 0
+        for state, position, _ in placed:
+            needs |= state.needs_at(position)
+        return self._prepare(logits, placed, slots, needs, is_kept=True)
+
+    def parameters(self, slots: Sequence[int], positions: Sequence[int]) -> RowParameters:
+        """Return the parameters of slots on the device."""
+        return self._parameters.rows(slots, positions)
 
     @torch.inference_mode()
     def prompt_logprobs(
@@ -176,6 +242,11 @@ class Sampler:
             states.append(state)
         return states
 
+    def _check_shape(self, logits: torch.Tensor, num_rows: int) -> None:
+        if logits.shape != (num_rows, self._vocab_size):
+            msg = f"logits have {list(logits.shape)}, expected {[num_rows, self._vocab_size]}"
+            raise InvalidArgumentError(msg)
+
     def _choose(
         self,
         logits: torch.Tensor,
@@ -194,42 +265,62 @@ class Sampler:
         if not needs:
             ops.argmax_tokens(logits, workspace=workspace, out=out)
             return
-        rows = self._parameters.rows(slots, positions)
+        placed = [(state, at, ()) for state, at in zip(states, positions, strict=True)]
+        prepared = self._prepare(logits, placed, slots, needs, is_kept=is_kept)
+        rows = prepared.parameters
+        ops.sample_tokens(
+            prepared.logits,
+            rows.temperature,
+            rows.seed,
+            rows.positions,
+            cutoff=prepared.cutoff,
+            workspace=workspace,
+            out=out,
+        )
+        if prepared.hidden_flags is not None:
+            pending.flags |= prepared.hidden_flags & HAS_NAN
+
+    def _prepare(
+        self,
+        logits: torch.Tensor,
+        placed: Sequence[_Place],
+        slots: Sequence[int],
+        needs: int,
+        *,
+        is_kept: bool,
+    ) -> PreparedRows:
+        rows = self._parameters.rows(slots, [position for _, position, _ in placed])
         hidden = None
         if needs & HIDES_LOGITS:
             # A NaN under a mask is no less a broken row.
-            _, hidden = ops.argmax_tokens(logits, workspace=workspace)
+            workspace = self._workspace_for(len(placed))
+            _, hidden = self._sampling.argmax_tokens(logits, workspace=workspace)
         if needs & CHANGES_LOGITS:
             logits = logits.to(torch.float32, copy=is_kept)
-            self._change(logits, states, positions, rows, needs)
-        cutoff = self._find_cutoff(logits, rows, needs)
-        options = {"cutoff": cutoff, "workspace": workspace, "out": out}
-        ops.sample_tokens(logits, rows.temperature, rows.seed, rows.positions, **options)
-        if hidden is not None:
-            pending.flags |= hidden & HAS_NAN
+            self._change(logits, placed, rows, needs)
+        return PreparedRows(logits, rows, self._find_cutoff(logits, rows, needs), hidden)
 
     def _change(
-        self,
-        logits: torch.Tensor,
-        states: Sequence[SlotState],
-        positions: Sequence[int],
-        rows: RowParameters,
-        needs: int,
+        self, logits: torch.Tensor, placed: Sequence[_Place], rows: RowParameters, needs: int
     ) -> None:
         """Apply masks, biases and penalties in place."""
         ops, device = self._penalties, self._device
         if needs & Need.ALLOWED:
-            (token_ids,), offsets = pack([state.allowed for state in states], device)
-            ops.mask_allowed_tokens(logits, token_ids, offsets)
-        placed = list(zip(states, positions, strict=True))
+            for start in range(0, len(placed), _ALLOWED_ROWS):
+                part = slice(start, start + _ALLOWED_ROWS)
+                allowed = [state.allowed for state, _, _ in placed[part]]
+                (token_ids,), offsets = pack(allowed, device)
+                ops.mask_allowed_tokens(logits[part], token_ids, offsets)
         if needs & Need.BAD:
-            (token_ids,), offsets = pack([state.bad_tokens(at) for state, at in placed], device)
+            bad = [state.bad_tokens(at, drafts) for state, at, drafts in placed]
+            (token_ids,), offsets = pack(bad, device)
             ops.mask_bad_tokens(logits, token_ids, offsets)
         if needs & Need.BIAS:
-            (token_ids, bits), offsets = pack([state.bias for state in states], device)
+            (token_ids, bits), offsets = pack([state.bias for state, _, _ in placed], device)
             ops.add_logit_bias(logits, token_ids, bits.view(torch.float32), offsets)
         if needs & Need.PENALTIES:
-            (token_ids, counts), offsets = pack([state.counts(at) for state, at in placed], device)
+            entries = [state.counts(at, drafts) for state, at, drafts in placed]
+            (token_ids, counts), offsets = pack(entries, device)
             ops.apply_penalties(
                 logits,
                 token_ids,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from extkv.engine.resolved_sampling import ResolvedSampling
+    from extkv.resolved_sampling import ResolvedSampling
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 _INTS = ("seed", "top_k")
@@ -109,32 +109,39 @@ class SlotState:
         """Return the `Need` bits of the row whose token will stand at a position."""
         return self._needs | (Need.BAD if self._is_early(position) else 0)
 
-    def bad_tokens(self, position: int) -> NDArray[np.int32]:
-        """Return what must not stand at a position, ends of bad words and stops (int32, [1, n])."""
+    def bad_tokens(self, position: int, drafts: Sequence[int] = ()) -> NDArray[np.int32]:
+        """Return what must not stand at a position, ends of bad words and stops (int32, [1, n]).
+
+        `drafts` are tokens between the output and the position, as if they were output.
+        """
         token_ids = list(self._bad_tokens)
         if self._is_early(position):
             token_ids += self._late
         if self._bad_sequences:
-            self._check_is_next(position)
+            self._check_is_next(position, drafts)
+            before = [*self._last_tokens, *drafts]
             token_ids += (
                 sequence[-1]
                 for sequence in self._bad_sequences
-                if tuple(self._last_tokens[1 - len(sequence) :]) == sequence[:-1]
+                if tuple(before[1 - len(sequence) :]) == sequence[:-1]
             )
         return _as_row(token_ids)
 
-    def counts(self, position: int) -> NDArray[np.int32]:
-        """Return distinct tokens and their counts in the output (int32, [2, n])."""
+    def counts(self, position: int, drafts: Sequence[int] = ()) -> NDArray[np.int32]:
+        """Return distinct tokens and their counts in the output (int32, [2, n]).
+
+        `drafts` are tokens between the output and the position, as if they were output.
+        """
         if self._counts is None:
             return _NOTHING_TWICE
-        self._check_is_next(position)
-        return self._counts.entries
+        self._check_is_next(position, drafts)
+        return self._counts.entries_with(drafts)
 
     def _is_early(self, position: int) -> bool:
         return position - self._num_prompt_tokens < self._min_tokens
 
-    def _check_is_next(self, position: int) -> None:
-        expected = self._num_prompt_tokens + self._num_output_tokens
+    def _check_is_next(self, position: int, drafts: Sequence[int]) -> None:
+        expected = self._num_prompt_tokens + self._num_output_tokens + len(drafts)
         if position != expected:
             msg = f"position is {position}, expected {expected}: the tokens before it are not known"
             raise InvalidArgumentError(msg)
@@ -153,6 +160,15 @@ class TokenCounts:
     def entries(self) -> NDArray[np.int32]:
         """Tokens and counts (int32, [2, n]), valid until the next `add`."""
         return self._array[:, : len(self._column_of)]
+
+    def entries_with(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
+        """Return the entries as if these tokens were counted too."""
+        if not token_ids:
+            return self.entries
+        other = TokenCounts(())
+        other._array, other._column_of = self.entries.copy(), dict(self._column_of)
+        other.add(token_ids)
+        return other.entries
 
     def add(self, token_ids: Sequence[int]) -> None:
         """Count output tokens."""

@@ -6,22 +6,11 @@ so the result depends neither on the order of the list nor on how the text falls
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from extkv.engine.resolved_sampling import ResolvedSampling
-
-
-class Detokenizer(Protocol):
-    """Turn tokens into whole characters; `extkv.models.tokenizer.IncrementalDetokenizer` does."""
-
-    def push(self, token_id: int) -> str:
-        """Return the characters that this token completes, possibly none."""
-        ...
-
-    def finish(self) -> str:
-        """Return what is left at the end of the text."""
-        ...
+    from extkv.models import IncrementalDetokenizer
+    from extkv.resolved_sampling import ResolvedSampling
 
 
 class OutputText:
@@ -30,17 +19,13 @@ class OutputText:
     Text that may be the beginning of a stop string is held back until it is known not to be one,
     unless the stop string would stay in the text anyway. So `text` is only ever appended to.
 
-    Example:
-        >>> text = OutputText(detokenizer, resolved)  # doctest: +SKIP
-        >>> for token_id in token_ids:  # doctest: +SKIP
-        ...     stop_reason = text.push(token_id)
-        ...     print(text.take(), end="")
-        ...     if stop_reason is not None:
-        ...         break
-        >>> text.finish()  # doctest: +SKIP
+    Attributes:
+        text: All text released so far.
     """
 
-    def __init__(self, detokenizer: Detokenizer | None, resolved: ResolvedSampling) -> None:
+    def __init__(
+        self, detokenizer: IncrementalDetokenizer | None, resolved: ResolvedSampling
+    ) -> None:
         """Start at the beginning of an output.
 
         Args:
@@ -56,25 +41,8 @@ class OutputText:
         # Longest end of the text that begins a stop string, and how much of it was released.
         self._tail = ""
         self._num_released = 0
-        self._pieces: list[str] = []
-        self._num_taken = 0
+        self.text = ""
         self._is_finished = False
-
-    @property
-    def text(self) -> str:
-        """All text released so far."""
-        return "".join(self._pieces)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing will be added any more."""
-        return self._is_finished
-
-    def take(self) -> str:
-        """Return the text released since the last call."""
-        pieces = self._pieces[self._num_taken :]
-        self._num_taken = len(self._pieces)
-        return "".join(pieces)
 
     def push(self, token_id: int, *, is_stop_token: bool = False) -> str | None:
         """Add the next token.
@@ -119,7 +87,7 @@ class OutputText:
 
     def _release(self, window: str, end: int) -> None:
         if end > self._num_released:
-            self._pieces.append(window[self._num_released : end])
+            self.text += window[self._num_released : end]
 
 
 def _first_complete(window: str, num_old: int, stops: tuple[str, ...]) -> tuple[int, str] | None:

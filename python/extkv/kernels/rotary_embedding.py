@@ -22,7 +22,7 @@ from extkv.kernels.launch.arguments import (
 if TYPE_CHECKING:
     import torch
 
-    from extkv.reference.rotary_embedding import HeadNorms
+    from extkv.normalized import HeadNorms
 
 _MAX_TILE_ELEMENTS = 2048
 

@@ -65,7 +65,7 @@ def _load_tile(logits_ptr, row, tile, logits_stride, vocab_size, VOCAB_TILE: tl.
     do_not_specialize=["temperature_stride", "num_rows"],
     do_not_specialize_on_alignment=["temperature_ptr", "cutoff_ptr", "statistics_ptr"],
 )
-def _tile_statistics_kernel(
+def tile_statistics_kernel(
     statistics_ptr,
     logits_ptr,
     temperature_ptr,
@@ -232,7 +232,7 @@ def _launch(
     num_tiles = -(-vocab_size // VOCAB_TILE)
     strides = [0 if t is None else t.stride(0) for t in (temperature, seeds, positions)]
     with on_device_of(logits):
-        _tile_statistics_kernel[num_rows, num_tiles](
+        tile_statistics_kernel[num_rows, num_tiles](
             workspace,
             logits,
             temperature,

@@ -25,7 +25,7 @@ from extkv.kernels.launch.arguments import (
     on_device_of,
     padded_to_power_of_two,
 )
-from extkv.reference.small_batch_linear import ScaledRows
+from extkv.normalized import ScaledRows
 
 MAX_NUM_TOKENS = 16
 # float16 is not among them: a residual stream times a norm's weight can leave its range.

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from extkv.errors import ModelFileError
+from extkv.models.chunk_buffers import ChunkComparison
 from extkv.models.json_file import JsonObject, read_json
 from extkv.models.safetensors_file import SafetensorsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container
     from pathlib import Path
 
     import torch
@@ -27,7 +28,11 @@ LM_HEAD = "lm_head.weight"
 
 
 class Checkpoint:
-    """Read the weights of a Hugging Face directory, slot by slot."""
+    """Read the weights of a Hugging Face directory, slot by slot.
+
+    Attributes:
+        directory: The directory.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Open the headers of all files.
@@ -36,7 +41,7 @@ class Checkpoint:
             ModelFileError: If there is neither a single file nor an index, a shard is missing or
                 corrupt, or the index names a tensor that is not in its shard.
         """
-        self._directory = directory
+        self.directory = directory
         single = directory / SINGLE_FILE
         index = directory / INDEX_FILE
         if single.exists():
@@ -63,19 +68,30 @@ class Checkpoint:
         Raises:
             ModelFileError: If it is missing, has another shape, or is not of a float dtype.
         """
-        file = self._files.get(slot.name)
+        self._file_of(slot.name, slot.shape).check(slot.name, slot.shape)
+
+    def read_table(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read a table of integers or flags; see `SafetensorsFile.read_table`."""
+        return self._file_of(name, shape).read_table(name, shape)
+
+    def _file_of(self, name: str, shape: tuple[int, ...]) -> SafetensorsFile:
+        file = self._files.get(name)
         if file is None:
             msg = (
-                f"model file {self._directory}: tensor {slot.name} is missing, "
-                f"expected shape {list(slot.shape)}"
+                f"model file {self.directory}: tensor {name} is missing, "
+                f"expected shape {list(shape)}"
             )
             raise ModelFileError(msg)
-        file.check(slot.name, slot.shape)
+        return file
 
-    def check_rest(self, slots: Mapping[str, WeightSlot], *, is_tied: bool) -> None:
+    def check_rest(self, slots: Container[str], *, is_tied: bool) -> None:
         """Check that the files hold no tensor that the model would ignore.
 
         A tied head may be stored again, and so may what follows from the configuration.
+
+        Args:
+            slots: Names of the tensors that the model uses.
+            is_tied: Whether the head is the embedding.
 
         Raises:
             ModelFileError: If there is another tensor.
@@ -94,6 +110,20 @@ class Checkpoint:
     def fill(self, slot: WeightSlot, destination: torch.Tensor, buffers: ChunkBuffers) -> None:
         """Read the tensor of a slot into place; see `SafetensorsFile.read_into`."""
         self._files[slot.name].read_into(slot.name, destination, buffers)
+
+    def is_equal(self, slot: WeightSlot, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor of a slot that was checked has these values.
+
+        Args:
+            slot: The slot.
+            tensor (any float dtype, any shape, any device): Contiguous. The file's values are
+                rounded to its dtype before they are compared.
+        """
+        if tuple(tensor.shape) != slot.shape:
+            return False
+        comparison = ChunkComparison(tensor.device)
+        self._files[slot.name].read_into(slot.name, tensor, comparison)
+        return comparison.is_equal
 
 
 def is_derived(name: str) -> bool:

@@ -51,9 +51,15 @@ class ChunkBuffers:
             turn = self._next_free_buffer()
             part = self._buffers[turn][: chunk.numel() * source_dtype.itemsize]
             read_into(part.numpy().data)
-            chunk.copy_(part.view(source_dtype), non_blocking=self._is_cuda)
+            if not self._take(chunk, part.view(source_dtype)):
+                return
             if self._is_cuda:
                 self._copied[turn].record(torch.cuda.current_stream(chunk.device))
+
+    def _take(self, chunk: torch.Tensor, values: torch.Tensor) -> bool:
+        """Use the next values of the source; return whether to go on."""
+        chunk.copy_(values, non_blocking=self._is_cuda)
+        return True
 
     def _next_free_buffer(self) -> int:
         num_buffers = 2 if self._is_cuda else 1
@@ -68,3 +74,19 @@ class ChunkBuffers:
             # A new event has nothing to wait for.
             self._copied[self._turn].synchronize()
         return self._turn
+
+
+class ChunkComparison(ChunkBuffers):
+    """Compare tensors with a source of bytes instead of filling them; `fill` changes nothing.
+
+    Attributes:
+        is_equal: Whether all values so far were equal. Reading stops at the first that is not.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.is_equal = True
+
+    def _take(self, chunk: torch.Tensor, values: torch.Tensor) -> bool:
+        self.is_equal = self.is_equal and torch.equal(chunk, values.to(chunk))
+        return self.is_equal

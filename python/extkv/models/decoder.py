@@ -15,7 +15,7 @@ from torch.nn import functional
 from extkv.errors import InvalidArgumentError
 from extkv.models.ops import DecoderOps, Norm
 from extkv.models.rope import rope_tables
-from extkv.reference.rotary_embedding import HeadNorms
+from extkv.normalized import HeadNorms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +117,11 @@ class DecoderModel:
         """Device of the weights."""
         return self.weights.embedding.device
 
+    @property
+    def rotations(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine of every position (float32, [num_positions, head_dim / 2])."""
+        return self._cosine, self._sine
+
     @overload
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, cache: AttentionCache
@@ -176,15 +181,20 @@ class DecoderModel:
         return self._run(token_ids, positions, cache, taps, out), out
 
     @torch.inference_mode()
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def compute_logits(
+        self, hidden: torch.Tensor, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the logits of hidden states that `forward` returned.
 
         Args:
             hidden (model dtype, [num_tokens, hidden_size]): Normalised hidden states.
+            out (model dtype, [num_tokens, vocab_size]): Receives the result.
 
         Returns:
-            Tensor (model dtype, [num_tokens, vocab_size]).
+            Tensor (model dtype, [num_tokens, vocab_size]): `out`, or a new tensor.
         """
+        if out is not None:
+            return torch.mm(hidden, self.weights.lm_head.t(), out=out)
         return functional.linear(hidden, self.weights.lm_head)
 
     def _run(

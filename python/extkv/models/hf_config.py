@@ -34,7 +34,15 @@ def read_hf_config(directory: Path) -> ModelConfig:
             something the forward pass does not do.
     """
     values = read_json(directory / CONFIG_FILE)
-    family = _find_family(values)
+    return parse_hf_config(values, _find_family(values))
+
+
+def parse_hf_config(values: JsonObject, family: Family) -> ModelConfig:
+    """Read the keys of a `config.json` as those of a family, whatever architecture it names.
+
+    Raises:
+        ModelFileError: As `read_hf_config`.
+    """
     _refuse_unsupported(values, family)
     try:
         return _read_config(values, family)

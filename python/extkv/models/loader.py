@@ -91,6 +91,24 @@ def load_model(
     )
 
 
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype that a name means; ``"auto"`` is bfloat16 on CUDA and float32 on the host.
+
+    Raises:
+        InvalidArgumentError: If a model cannot have it.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    named = {str(known).removeprefix("torch."): known for known in SUPPORTED_DTYPES}
+    if isinstance(dtype, str):
+        if dtype not in named:
+            msg = f"dtype is {dtype!r}, known: auto, {', '.join(named)}"
+            raise InvalidArgumentError(msg)
+        return named[dtype]
+    check_dtype(dtype)
+    return dtype
+
+
 def check_dtype(dtype: torch.dtype) -> None:
     """Check that a model can have a dtype.
 

@@ -13,11 +13,12 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from extkv.reference.rotary_embedding import HeadNorms
-    from extkv.reference.small_batch_linear import ScaledRows
+    from typing import TypeAlias
+
+    from extkv.normalized import HeadNorms, ScaledRows
 
     # The residual stream, normalised: the tensor itself, or what a kernel keeps of it.
-    Normalized = torch.Tensor | ScaledRows
+    Normalized: TypeAlias = torch.Tensor | ScaledRows
 
 
 class Norm(NamedTuple):
@@ -149,6 +150,6 @@ def _tensor(normalized: Normalized) -> torch.Tensor:
 def kernel_ops() -> DecoderOps:
     """Return the Triton kernels, for a model on a CUDA device."""
     # Imported late: a machine without Triton runs models too.
-    from extkv.kernels.decoder_ops import KernelOps
+    from extkv.models.kernel_ops import KernelOps
 
     return KernelOps()

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn, TypeGuard
 import torch
 
 from extkv.errors import ModelFileError
+from extkv.models.chunk_buffers import ChunkBuffers
 
 if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
-
-    from extkv.models.chunk_buffers import ChunkBuffers
 
 LENGTH_BYTES = 8
 # The limit of the format's own library.
@@ -33,6 +32,14 @@ FLOAT_DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+# Tables of ids and flags. A flag is a byte.
+TABLE_DTYPES = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "BOOL": torch.uint8,
+    "U8": torch.uint8,
+}
+STORED_DTYPES = FLOAT_DTYPES | TABLE_DTYPES
 
 
 @dataclass(frozen=True)
@@ -91,14 +98,29 @@ class SafetensorsFile:
         Raises:
             ModelFileError: If it is missing, has another shape, or is not of a float dtype.
         """
-        entry = self.entries.get(name)
-        if entry is None:
-            self._refuse(f"tensor {name} is missing, expected shape {list(shape)}")
-        if entry.dtype not in FLOAT_DTYPES:
-            known = ", ".join(FLOAT_DTYPES)
-            self._refuse(f"tensor {name} has dtype {entry.dtype}, expected one of {known}")
-        if entry.shape != shape:
-            self._refuse(f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
+        self._check(name, shape, FLOAT_DTYPES)
+
+    def read_table(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read a table of integers or flags.
+
+        Returns:
+            Tensor (int64, `shape`, host).
+
+        Raises:
+            ModelFileError: If it is missing, has another shape, is not of an integer or flag dtype,
+                or the file became unreadable since it was opened.
+        """
+        self._check(name, shape, TABLE_DTYPES)
+        entry = self.entries[name]
+        expected = math.prod(shape) * TABLE_DTYPES[entry.dtype].itemsize
+        if entry.end - entry.start != expected:
+            self._refuse(
+                f"tensor {name} has {entry.end - entry.start} bytes, "
+                f"{entry.dtype} of shape {list(shape)} needs {expected}"
+            )
+        table = torch.empty(shape, dtype=torch.int64)
+        self.read_into(name, table, ChunkBuffers(table.device))
+        return table
 
     def read_into(self, name: str, destination: torch.Tensor, buffers: ChunkBuffers) -> None:
         """Read a tensor that was checked into memory of its shape.
@@ -116,9 +138,19 @@ class SafetensorsFile:
             # Unbuffered: reads go straight to the destination.
             with self.path.open("rb", buffering=0) as file:
                 file.seek(entry.start)
-                buffers.fill(destination, FLOAT_DTYPES[entry.dtype], _Reader(file).read_into)
+                buffers.fill(destination, STORED_DTYPES[entry.dtype], _Reader(file).read_into)
         except (OSError, EOFError) as error:
             self._refuse(f"tensor {name} cannot be read: {error}", error)
+
+    def _check(self, name: str, shape: tuple[int, ...], dtypes: dict[str, torch.dtype]) -> None:
+        entry = self.entries.get(name)
+        if entry is None:
+            self._refuse(f"tensor {name} is missing, expected shape {list(shape)}")
+        if entry.dtype not in dtypes:
+            known = ", ".join(dtypes)
+            self._refuse(f"tensor {name} has dtype {entry.dtype}, expected one of {known}")
+        if entry.shape != shape:
+            self._refuse(f"tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
 
     def _read_header(self, file: BinaryIO, size: int) -> bytes:
         if size < LENGTH_BYTES:

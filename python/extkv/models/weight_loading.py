@@ -15,7 +15,7 @@ from extkv.models.chunk_buffers import ChunkBuffers
 from extkv.models.weights import allocate_weights, slot_view, weight_slots
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from extkv.models.config import ModelConfig
     from extkv.models.weights import ModelWeights, WeightSlot
@@ -69,16 +69,37 @@ def load_weights(
         slots[slot.name] = slot
     source.check_rest(slots, is_tied=config.tie_word_embeddings)
     weights = allocate_weights(config, dtype, device)
+    destinations = [(slot, slot_view(weights, slot)) for slot in slots.values()]
+    fill_weights(source, destinations, device=device, on_progress=on_progress)
+    return weights
+
+
+def fill_weights(
+    source: WeightSource,
+    destinations: Sequence[tuple[WeightSlot, torch.Tensor]],
+    *,
+    device: torch.device,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Read tensors that were checked into their places.
+
+    Args:
+        source: File with the tensors.
+        destinations: Each slot with contiguous memory of its shape; not empty.
+        device: Where the memory is.
+        on_progress: Called with (tensors read, tensors in all) after each tensor.
+
+    Raises:
+        ModelFileError: If a tensor holds a value that is not finite in its place's dtype.
+    """
     buffers = ChunkBuffers(device)
     extremes = []
-    for num_read, slot in enumerate(slots.values(), start=1):
-        destination = slot_view(weights, slot)
+    for num_read, (slot, destination) in enumerate(destinations, start=1):
         source.fill(slot, destination, buffers)
         extremes.append(torch.stack(torch.aminmax(destination)))
         if on_progress is not None:
-            on_progress(num_read, len(slots))
-    _check_finite(source, list(slots.values()), torch.stack(extremes))
-    return weights
+            on_progress(num_read, len(destinations))
+    _check_finite(source, [slot for slot, _ in destinations], torch.stack(extremes))
 
 
 def _check_finite(source: WeightSource, slots: list[WeightSlot], extremes: torch.Tensor) -> None:

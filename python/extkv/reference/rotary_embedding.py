@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from extkv.reference.rms_norm import rms_norm
 
-
-class HeadNorms(NamedTuple):
-    """Normalisation of heads before they are rotated.
-
-    Attributes:
-        query (float, [head_dim]): Scale of query heads.
-        key (float, [head_dim]): Scale of key heads.
-        eps: Added to the mean square.
-    """
-
-    query: torch.Tensor
-    key: torch.Tensor
-    eps: float
+if TYPE_CHECKING:
+    from extkv.normalized import HeadNorms
 
 
 def rotary_embedding(

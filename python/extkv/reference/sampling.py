@@ -65,18 +65,31 @@ def sample_tokens(
     values = torch.where(values.isnan(), -torch.inf, values)
     if cutoff is not None:
         values = torch.where(values >= cutoff[rows, None], values, -torch.inf)
-    tokens[rows] = _draw(values, temperature[rows], seeds[rows], positions[rows], stream)
+    tokens[rows] = draw_from_softmax(
+        values, temperature[rows], seeds[rows], positions[rows], stream
+    )
     return tokens, flags
 
 
-def _draw(
+def draw_from_softmax(
     values: torch.Tensor,
     temperature: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
     stream: int,
 ) -> torch.Tensor:
-    """Draw from softmax(values / T): one uniform picks a tile of the row, another one inside it."""
+    """Draw from softmax(values / T): one uniform picks a tile of the row, another one inside it.
+
+    Args:
+        values (float32, [num_rows, vocab_size], device): No NaN, and not -inf alone.
+        temperature (float32, [num_rows], device): Positive.
+        seeds (int64, [num_rows], device): Seed of each row's request.
+        positions (int64, [num_rows], device): Absolute position of the drawn token.
+        stream: What the draw is for.
+
+    Returns:
+        Tensor (int64, [num_rows], device).
+    """
     num_rows, vocab_size = values.shape
     uniforms = philox_uniforms(seeds, positions, stream, torch.zeros_like(seeds))
     width = min(VOCAB_TILE, vocab_size)

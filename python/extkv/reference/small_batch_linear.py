@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch.nn import functional
 
+from extkv.normalized import ScaledRows
+
 MAX_NUM_TOKENS = 16
-
-
-class ScaledRows(NamedTuple):
-    """Rows of the residual stream, ready for a product with normalisation.
-
-    Attributes:
-        values (dtype, [num_tokens, size], device): The stream times the norm's weight.
-        squares (float32, [num_parts, 16], device): Sums of squares of parts of each row of the
-            stream; columns past the tokens are not read. The twin has one part.
-        eps: Added to the mean square.
-    """
-
-    values: torch.Tensor
-    squares: torch.Tensor
-    eps: float
 
 
 def small_batch_linear(

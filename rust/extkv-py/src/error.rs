@@ -6,6 +6,10 @@ use dspark_sched::step_cost::CostError;
 use dspark_sched::verify_plan::PlanError as VerifyPlanError;
 use extkv_core::dtype::UnknownDtype;
 use extkv_core::kv::{LayoutError, PlanError, RecordError, SizingError, UnknownCacheOrder};
+use extkv_core::protocol::output_rows::RowsError;
+use extkv_core::protocol::tensor::ArrayError;
+use extkv_core::protocol::{DecodeError, EncodeError, ProfileError, StackError};
+use extkv_core::transport::TransportError;
 use extkv_core::{DriverError, Error, ProbeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -32,7 +36,30 @@ pub(crate) enum BindingError {
     SpeculationArgument(ArgumentError),
     Calibration(CalibrationError),
     Cost(CostError),
+    /// Bytes that are no message.
+    Decode(DecodeError),
+    /// Python values that make no message.
+    Message(DecodeError),
+    Encode(EncodeError),
+    Profile(ProfileError),
+    Rows(RowsError),
+    Array(ArrayError),
+    Stack(StackError),
+    UnknownMessage(UnknownMessage),
+    Transport(TransportError),
 }
+
+/// A kind of message that there is not.
+#[derive(Debug)]
+pub(crate) struct UnknownMessage(pub(crate) String);
+
+impl std::fmt::Display for UnknownMessage {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "there is no message {:?}", self.0)
+    }
+}
+
+impl std::error::Error for UnknownMessage {}
 
 /// Result of a binding function.
 pub(crate) type BindingResult<T> = Result<T, BindingError>;
@@ -62,6 +89,10 @@ from_core! {
     EstimatorError => Estimator,
     CalibrationError => Calibration,
     CostError => Cost,
+    DecodeError => Decode,
+    EncodeError => Encode,
+    ProfileError => Profile,
+    TransportError => Transport,
 }
 
 impl From<RecordError> for BindingError {
@@ -122,6 +153,14 @@ impl BindingError {
             Self::Estimator(error) => error,
             Self::Calibration(error) => error,
             Self::Cost(error) => error,
+            Self::Decode(error) | Self::Message(error) => error,
+            Self::Encode(error) => error,
+            Self::Profile(error) => error,
+            Self::Rows(error) => error,
+            Self::Array(error) => error,
+            Self::Stack(error) => error,
+            Self::UnknownMessage(error) => error,
+            Self::Transport(error) => error,
         }
     }
 }
@@ -155,6 +194,33 @@ fn class_name(error: &BindingError) -> &'static str {
         | BindingError::SpeculationArgument(_) => "SpeculationError",
         BindingError::Calibration(_) => "CalibrationError",
         BindingError::Cost(_) => "CostTableError",
+        BindingError::Decode(_) => "ProtocolError",
+        BindingError::Message(_) => "InvalidMessageError",
+        BindingError::Encode(_)
+        | BindingError::Profile(_)
+        | BindingError::Rows(_)
+        | BindingError::Array(_)
+        | BindingError::Stack(_)
+        | BindingError::UnknownMessage(_) => "InvalidArgumentError",
+        BindingError::Transport(error) => transport_class_name(error),
+    }
+}
+
+fn transport_class_name(error: &TransportError) -> &'static str {
+    match error {
+        TransportError::Address { .. }
+        | TransportError::Identity { .. }
+        | TransportError::UnknownEngine { .. }
+        | TransportError::UnknownClient { .. }
+        | TransportError::DuplicateRequest { .. }
+        | TransportError::Unencodable { .. } => "InvalidArgumentError",
+        TransportError::Bind { .. } | TransportError::Thread(_) => "TransportError",
+        TransportError::Closed => "TransportClosedError",
+        TransportError::NotConnected { .. } => "NotConnectedError",
+        TransportError::Stalled { .. } => "StalledPeerError",
+        TransportError::TimedOut { .. } => "TransportTimeoutError",
+        TransportError::Malformed { .. } => "MalformedMessageError",
+        TransportError::EngineDead { .. } => "EngineDeadError",
     }
 }
 
@@ -205,6 +271,9 @@ fn attributes<'py>(py: Python<'py>, error: &BindingError) -> PyResult<Bound<'py,
         }) => {
             [("longest_len", *longest), ("needed_blocks", needed.0), ("available_blocks", blocks.0)]
                 .into_py_dict(py)
+        }
+        BindingError::Decode(error) | BindingError::Message(error) => {
+            [("path", error.path())].into_py_dict(py)
         }
         _ => Ok(PyDict::new(py)),
     }

@@ -5,8 +5,10 @@ mod dlpack;
 mod error;
 mod kv;
 mod memory;
+mod protocol;
 mod sched;
 mod sizing;
+mod transport;
 
 use pyo3::prelude::*;
 
@@ -24,6 +26,12 @@ mod _extkv {
         PyBuffer, PyPreparedGrowth, grow_together, prepare_together, shrink_together,
     };
     #[pymodule_export]
+    use super::protocol::{
+        PyEngineCoreOutput, PyEngineCoreOutputs, PyEngineCoreRequest, PySamplingParams,
+        encode_output_columns, protocol_decode, protocol_encode, protocol_fields,
+        protocol_profile_of_version, protocol_request_type,
+    };
+    #[pymodule_export]
     use super::sched::{
         PyAcceptanceModel, PyDecision, PyOnlineTemperatures, PyPlan, PyScheduler,
         PySpeculationController, PyStepCost, PyStepOutput, PyStepReport, PyTemperatureFit,
@@ -35,4 +43,6 @@ mod _extkv {
         agree, check_commit, encoder_cache_bytes, estimate, limit_record, replay_record,
         reservation_blocks, size_from_trace,
     };
+    #[pymodule_export]
+    use super::transport::{PyCall, PyEngineEnd, PyFrontEnd, PyServedRequest, PyStream};
 }

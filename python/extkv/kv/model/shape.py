@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from extkv.kv.model.weight import Weight
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from extkv.kv.model.attention import GroupedAttention, LatentAttention
     from extkv.kv.model.feed_forward import MixtureOfExperts, Mlp
     from extkv.kv.model.recurrent import GatedDeltaNet, Mamba1, Mamba2
 
-    Attention = GroupedAttention | LatentAttention
-    Recurrent = Mamba1 | Mamba2 | GatedDeltaNet
+    Attention: TypeAlias = GroupedAttention | LatentAttention
+    Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet
 
 
 @dataclass(frozen=True)

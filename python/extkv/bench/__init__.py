@@ -1,0 +1,1 @@
+"""Benches of the engine against transformers, both in one process and on the same weights."""

@@ -1,0 +1,172 @@
+"""Drafting in the engine's step: verify what was drafted before, then draft what comes next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from extkv.dspark.speculator import DraftRequests
+from extkv.dspark.verification import PendingWindows, Verifier, Window
+from extkv.engine.sampled_tokens import HostCopy
+from extkv.engine.sampling_slots import upload
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from extkv.dspark.options import SpeculativeOptions
+    from extkv.dspark.speculator import Speculator
+    from extkv.dspark.verification import DraftCounts
+    from extkv.engine.batch import StepInputs
+    from extkv.engine.sampled_tokens import PendingTokens
+    from extkv.engine.sampler import Sampler
+    from extkv.sched import StepPlan
+
+
+class Drafting:
+    """Decide the tokens of a step that has drafts, and draft for the next one."""
+
+    def __init__(
+        self, speculator: Speculator, sampler: Sampler, options: SpeculativeOptions
+    ) -> None:
+        """Join a speculator and the sampler.
+
+        Args:
+            speculator: Attached to the engine's cache.
+            sampler: The engine's sampler.
+            options: How to verify.
+        """
+        self._speculator, self._sampler = speculator, sampler
+        self._verifier = Verifier(sampler, options, num_drafts=speculator.num_drafts)
+        # Row of each request in the last draft round, where the law of its drafts is.
+        self._row_of: dict[int, int] = {}
+        self._drafts: HostCopy | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        """Most drafts of a request in a step."""
+        return self._speculator.num_drafts
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Cache slots that a draft block takes after a request's tokens."""
+        return self._speculator.model.config.block_size
+
+    @property
+    def counts(self) -> DraftCounts:
+        """Drafts verified and accepted so far."""
+        return self._verifier.counts
+
+    @torch.inference_mode()
+    def place(self, plan: StepPlan, inputs: StepInputs) -> None:
+        """Put the last round's drafts where a step has placeholders for them.
+
+        Args:
+            plan: The step.
+            inputs: The step on the device; its tokens are mutated.
+        """
+        num_drafts = plan.num_draft_tokens
+        rows = num_drafts.nonzero()[0]
+        if len(rows) == 0:
+            return
+        ends, counts = plan.query_start_loc[1:][rows], num_drafts[rows]
+        sources = [self._row_of[request_id] for request_id in plan.request_ids[rows].tolist()]
+        slots = np.concatenate([np.arange(count) for count in counts])
+        targets = np.repeat(ends - counts, counts) + slots
+        index = np.stack([targets, np.repeat(sources, counts), slots]).astype(np.int64)
+        on_device = upload(index, inputs.token_ids.device)
+        drafts = self._speculator.tokens[on_device[1], on_device[2]]
+        inputs.token_ids.index_copy_(0, on_device[0], drafts)
+
+    @torch.inference_mode()
+    def decide(
+        self,
+        plan: StepPlan,
+        sampled: npt.NDArray[np.intp],
+        logits: torch.Tensor,
+        inputs: StepInputs,
+    ) -> PendingTokens | PendingWindows:
+        """Choose the tokens of a step, and draft after them.
+
+        Args:
+            plan: The step.
+            sampled ([num_sampled]): Rows of the plan that are sampled.
+            logits (model dtype, [num_rows, vocab_size], device): Their rows, drafts included.
+            inputs: The step on the device.
+
+        Returns:
+            The tokens, on their way to the host. The drafts stay on the device for the next step.
+        """
+        windows = self._windows(plan, sampled)
+        pending: PendingTokens | PendingWindows
+        num_drafts = plan.num_draft_tokens[sampled]
+        if num_drafts.any():
+            ids = plan.request_ids[sampled].tolist()
+            rows = np.array([self._row_of.get(request_id, 0) for request_id in ids], np.int64)
+            law = self._speculator.law(upload(rows, logits.device))
+            pending = self._verifier.verify(logits, windows, law)
+            next_tokens = pending.verification.next_tokens
+            drafted = upload(num_drafts.astype(np.int32), logits.device)
+            num_rejected = drafted - pending.verification.num_accepted
+        else:
+            pending = self._sampler.sample(
+                logits,
+                [window.slot for window in windows],
+                [window.generation for window in windows],
+                [window.position for window in windows],
+            )
+            next_tokens = pending.token_ids
+            num_rejected = torch.zeros(len(windows), dtype=torch.int32, device=logits.device)
+        requests = self._requests(plan, sampled, next_tokens, num_rejected)
+        self._drafts = HostCopy(self._speculator.propose(inputs, requests).contiguous())
+        self._row_of = dict(zip(plan.request_ids[sampled].tolist(), sampled.tolist(), strict=True))
+        return pending
+
+    def _windows(self, plan: StepPlan, sampled: npt.NDArray[np.intp]) -> list[Window]:
+        ids = plan.request_ids[sampled].tolist()
+        counts = plan.num_draft_tokens[sampled].tolist()
+        ends = plan.query_start_loc[1:][sampled] - plan.num_draft_tokens[sampled]
+        last_tokens = plan.input_token_ids[ends - 1].tolist()
+        drafts: list[list[int]] = []
+        if any(counts) and self._drafts is not None:
+            # They were drafted before this step began, so this waits for nothing new.
+            drafts = self._drafts.wait().tolist()
+        return [
+            Window(
+                slot,
+                generation,
+                length - count,
+                last_token,
+                drafts[self._row_of[request_id]][:count] if count else [],
+            )
+            for request_id, slot, generation, length, last_token, count in zip(
+                ids,
+                plan.request_slots[sampled].tolist(),
+                plan.slot_generations[sampled].tolist(),
+                plan.seq_lens[sampled].tolist(),
+                last_tokens,
+                counts,
+                strict=True,
+            )
+        ]
+
+    def _requests(
+        self,
+        plan: StepPlan,
+        sampled: npt.NDArray[np.intp],
+        next_tokens: torch.Tensor,
+        num_rejected: torch.Tensor,
+    ) -> DraftRequests:
+        """Return what the draft round needs, one entry per row of the plan."""
+        device = next_tokens.device
+        if len(sampled) < plan.num_requests:
+            index = upload(sampled.astype(np.int64), device)
+            # A request that still computes its prompt keeps no row, and so drafts nothing.
+            rejected = upload(plan.num_scheduled_tokens.astype(np.int32), device)
+            num_rejected = rejected.index_copy(0, index, num_rejected)
+            anchors = torch.zeros(plan.num_requests, dtype=torch.int64, device=device)
+            next_tokens = anchors.index_copy(0, index, next_tokens)
+        slots, positions = plan.request_slots.tolist(), plan.seq_lens.tolist()
+        parameters = self._sampler.parameters(slots, positions)
+        return DraftRequests(next_tokens, num_rejected, parameters.temperature, parameters.seed)

@@ -1,0 +1,1 @@
+"""Device code that drafting and verification share: draft logits, decisions, residual draws."""

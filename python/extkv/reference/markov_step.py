@@ -1,0 +1,122 @@
+"""One step of a Markov head: bias of the previous token, added to base logits, and a draw."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from extkv.drafting import MarkovDraw
+from extkv.reference.philox import Stream, philox_uniforms
+from extkv.reference.sampling import RowFlag, pick
+
+DRAFT_VOCAB_TILE = 128
+_LEAST_TEMPERATURE = 1e-5
+
+
+def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
+    """Return how many float32 elements the kernels' workspace needs."""
+    return 3 * num_rows * -(-vocab_size // DRAFT_VOCAB_TILE)
+
+
+def markov_logits(
+    base_logits: torch.Tensor,
+    projection: torch.Tensor | None,
+    *,
+    tokens: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
+    codes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return draft logits (float32, [num_rows, vocab_size]); arguments as `markov_step`."""
+    logits = base_logits.to(torch.float32)
+    if projection is None:
+        return logits
+    if codes is None:
+        assert tokens is not None
+        assert embedding is not None
+        codes = embedding[tokens.clamp(0, embedding.shape[0] - 1)]
+    return logits + codes.to(torch.float32) @ projection.to(torch.float32).T
+
+
+def markov_step(
+    base_logits: torch.Tensor,
+    projection: torch.Tensor | None,
+    temperature: torch.Tensor | None,
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    *,
+    slot: int,
+    tokens: torch.Tensor | None = None,
+    embedding: torch.Tensor | None = None,
+    codes: torch.Tensor | None = None,
+    draft_to_target: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,  # noqa: ARG001 division of work, not meaning
+    out: MarkovDraw | None = None,
+    settings: object = None,  # noqa: ARG001 division of work, not meaning
+) -> MarkovDraw:
+    """Draw a draft token per row; see `extkv.kernels.markov_step.markov_step`."""
+    num_rows, device = base_logits.shape[0], base_logits.device
+    if out is None:
+        dtypes = (torch.int64, torch.float32, torch.float32, torch.int32)
+        out = MarkovDraw(*(torch.empty(num_rows, dtype=dtype, device=device) for dtype in dtypes))
+    if num_rows == 0:
+        return out
+    logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
+    has_nan = logits.isnan().any(1)
+    values = torch.where(logits.isnan(), -torch.inf, logits)
+    largest, drawn = values.max(1)
+    has_none = largest == -torch.inf
+    out.flags.copy_(has_nan * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
+    log_sum_exp = torch.zeros_like(largest)
+    if temperature is not None:
+        assert seeds is not None
+        assert positions is not None
+        is_sampled = temperature >= _LEAST_TEMPERATURE
+        heat = torch.where(is_sampled, temperature, 1.0)
+        uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
+        found, masses = draw_in_tiles(values, heat, uniforms)
+        log_sum_exp = torch.where(is_sampled, largest / heat + masses.log(), 0.0)
+        drawn = torch.where(is_sampled & ~has_none, found, drawn)
+    out.logits.copy_(values.gather(1, drawn[:, None])[:, 0])
+    out.log_sum_exp.copy_(log_sum_exp)
+    if draft_to_target is not None:
+        drawn = drawn + draft_to_target[drawn]
+    out.tokens.copy_(drawn)
+    return out
+
+
+def draw_in_tiles(
+    values: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from softmax(values / T) with one uniform for a tile and one for the token inside it.
+
+    Args:
+        values (float32, [num_rows, vocab_size], device): No NaN.
+        temperature (float32, [num_rows], device): Positive.
+        uniforms (float32, [num_rows, 2 or more], device): In (0, 1).
+
+    Returns:
+        Tokens (int64, [num_rows]), of no meaning where all values are -inf, and sums of
+        exp((value - largest) / T) (float32, [num_rows]).
+    """
+    num_rows, vocab_size = values.shape
+    width = min(DRAFT_VOCAB_TILE, vocab_size)
+    largest = values.amax(1)
+    weights = softmax_weights(values, largest[:, None], temperature[:, None])
+    weights = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
+    masses = weights.sum(2)
+    tile = pick(masses, uniforms[:, 0])
+    rows = torch.arange(num_rows, device=values.device)
+    # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
+    tiles = functional.pad(values, (0, -vocab_size % width), value=-torch.inf)
+    inside = tiles.view(num_rows, -1, width)[rows, tile]
+    weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
+    return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)
+
+
+def softmax_weights(
+    values: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor
+) -> torch.Tensor:
+    """Return exp((value - largest) / T): 0 for -inf, and 1 at the maximum even if that is +inf."""
+    weights = ((values - largest) * (1.0 / temperature)).exp()
+    weights = torch.where(values == largest, 1.0, weights)
+    return torch.where(values == -torch.inf, 0.0, weights)

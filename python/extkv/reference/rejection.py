@@ -1,0 +1,340 @@
+"""Verify drafted tokens against target logits so that the output follows the target's law."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from extkv.drafting import DraftLaw, Verification
+from extkv.reference.markov_step import DRAFT_VOCAB_TILE, markov_logits, softmax_weights
+from extkv.reference.philox import Stream, philox_uniforms
+from extkv.reference.sampling import VOCAB_TILE, RowFlag, draw_from_softmax, pick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Method = Literal["standard", "block", "synthetic"]
+_LEAST_TEMPERATURE = 1e-5
+_LEAST_RESIDUAL = 1e-8
+_ALIGNMENT = 32
+
+
+def verification_workspace_size(
+    num_rows: int, num_reqs: int, vocab_size: int, *, method: Method = "standard"
+) -> int:
+    """Return how many float32 elements the kernels' workspace needs."""
+    num_work = num_rows if method == "block" else num_reqs
+    num_tiles, num_draft_tiles = -(-vocab_size // VOCAB_TILE), -(-vocab_size // DRAFT_VOCAB_TILE)
+    sizes = [4 * num_rows * num_tiles, num_work * num_draft_tiles, num_reqs]
+    sizes += [num_rows] * 3 + [num_work] * 4
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+
+
+class _Windows(NamedTuple):
+    """Windows padded to [num_reqs, max_num_drafts + 1]; p and q are computed once for all rows."""
+
+    rows: torch.Tensor  # of the target; clamped where there is none
+    is_row: torch.Tensor
+    is_greedy: torch.Tensor
+    heat: torch.Tensor
+    seeds: torch.Tensor
+    positions: torch.Tensor
+    drafts: torch.Tensor  # token after each row; -1 for none
+    values: torch.Tensor  # [num_reqs, width, vocab_size], what may be drawn; else -inf
+    p: torch.Tensor  # [num_reqs, width, vocab_size]
+    argmax: torch.Tensor
+    flags: torch.Tensor
+
+    def accept_uniforms(self) -> torch.Tensor:
+        """Return the uniform that decides on the draft after each row; its lane is the slot."""
+        lanes = torch.arange(self.rows.shape[1], device=self.rows.device).expand_as(self.rows)
+        words = philox_uniforms(
+            self.seeds.flatten(), self.positions.flatten(), Stream.ACCEPT, lanes.flatten()
+        )
+        return words[:, 0].view(self.rows.shape)
+
+
+def verify_drafts(
+    target_logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    window_starts: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    draft: DraftLaw | None,
+    *,
+    max_num_drafts: int,
+    method: Method = "standard",
+    cutoff: torch.Tensor | None = None,
+    acceptance_rates: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,  # noqa: ARG001 division of work, not meaning
+    out: Verification | None = None,
+    settings: object = None,  # noqa: ARG001 division of work, not meaning
+) -> Verification:
+    """Verify the drafts of all requests; see `extkv.kernels.rejection.verify_drafts`."""
+    num_reqs, device = window_starts.shape[0] - 1, target_logits.device
+    if out is None:
+        dtypes = (torch.int32, torch.int64, torch.int32)
+        out = Verification(*(torch.zeros(num_reqs, dtype=d, device=device) for d in dtypes))
+    if target_logits.shape[0] == 0 or num_reqs == 0:
+        for tensor in out:
+            tensor.zero_()
+        return out
+    windows = _windows(
+        target_logits,
+        token_ids,
+        window_starts,
+        temperature,
+        seeds,
+        positions,
+        cutoff,
+        max_num_drafts,
+    )
+    if method == "synthetic":
+        draft = None
+    log_q = _draft_log_probabilities(draft, windows)
+    num_drafts = _usable_drafts(windows, log_q)
+    q_rows = _draft_rows(draft, token_ids, windows)
+    if method == "block":
+        accepted = _block_accepted(windows, log_q, num_drafts, q_rows)
+        greedy = _standard_accepted(windows, log_q, num_drafts)
+        accepted = torch.where(windows.is_greedy[:, 0], greedy, accepted)
+    elif method == "synthetic":
+        assert acceptance_rates is not None
+        rates = functional.pad(acceptance_rates, (0, 1))
+        accepted = _first_failure(_accepts(windows.accept_uniforms(), rates), num_drafts)
+    else:
+        accepted = _standard_accepted(windows, log_q, num_drafts)
+    scale = torch.ones_like(windows.heat[:, 0])
+    if method == "block":
+        scale = _prefix_scales(windows, log_q).gather(1, accepted[:, None])[:, 0].exp()
+    is_rejected = (accepted < num_drafts) & (method != "synthetic")
+    drawn = _draw(windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None)
+    first = accepted[:, None]
+    is_chosen = windows.is_greedy[:, 0] | (windows.flags.gather(1, first)[:, 0] >= 2)
+    tokens = torch.where(is_chosen, windows.argmax.gather(1, first)[:, 0], drawn)
+    is_request = windows.is_row[:, 0]
+    out.num_accepted.copy_(accepted)
+    out.next_tokens.copy_(torch.where(is_request, tokens, 0))
+    out.flags.copy_(torch.where(is_request, windows.flags.gather(1, first)[:, 0], 0))
+    return out
+
+
+def _windows(
+    target_logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    window_starts: torch.Tensor,
+    temperature: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    cutoff: torch.Tensor | None,
+    max_num_drafts: int,
+) -> _Windows:
+    num_rows, vocab_size = target_logits.shape
+    starts = window_starts.to(torch.int64)
+    index = torch.arange(max_num_drafts + 1, device=target_logits.device)
+    lengths = (starts[1:] - starts[:-1]).clamp(max=max_num_drafts + 1)
+    rows = starts[:-1, None] + index
+    is_row = index < lengths[:, None]
+    rows = rows.clamp(max=num_rows - 1)
+    following = token_ids[(rows + 1).clamp(max=num_rows - 1)]
+    has_draft = index + 1 < lengths[:, None]
+    is_token = has_draft & (following >= 0) & (following < vocab_size)
+    values = target_logits.to(torch.float32)
+    has_nan = values.isnan()
+    values = torch.where(has_nan, -torch.inf, values)
+    largest, argmax = values.max(1)
+    flags = has_nan.any(1) * RowFlag.HAS_NAN + (largest == -torch.inf) * RowFlag.NO_CANDIDATE
+    if cutoff is not None:
+        values = torch.where(values >= cutoff[:, None], values, -torch.inf)
+    is_greedy = ~(temperature >= _LEAST_TEMPERATURE)
+    heat = torch.where(is_greedy, 1.0, temperature)
+    weights = softmax_weights(values, largest[:, None], heat[:, None])
+    p = weights / weights.sum(1, keepdim=True)
+    return _Windows(
+        rows,
+        is_row,
+        is_greedy[rows] | ~is_row,
+        heat[rows],
+        seeds[rows],
+        positions[rows],
+        torch.where(is_token, following, -1),
+        values[rows],
+        p[rows],
+        argmax[rows],
+        flags[rows],
+    )
+
+
+def _draft_log_probabilities(draft: DraftLaw | None, windows: _Windows) -> torch.Tensor:
+    """Return log q of each draft, [num_reqs, width]; 0 for one-hot drafts."""
+    num_reqs, width = windows.rows.shape
+    if draft is None:
+        return torch.zeros_like(windows.heat)
+    rows = _request_rows(draft, num_reqs)
+    numbers = draft.logits[rows, : width - 1] / windows.heat[:, : width - 1]
+    return functional.pad(numbers - draft.log_sum_exp[rows, : width - 1], (0, 1))
+
+
+def _request_rows(draft: DraftLaw, num_reqs: int) -> torch.Tensor:
+    if draft.draft_rows is not None:
+        return draft.draft_rows
+    return torch.arange(num_reqs, device=draft.logits.device)
+
+
+def _usable_drafts(windows: _Windows, log_q: torch.Tensor) -> torch.Tensor:
+    """Return how many drafts come before the first placeholder, broken row or unknown law."""
+    is_draft = (windows.drafts >= 0) & (windows.flags == 0)
+    is_draft &= windows.is_greedy | log_q.isfinite()
+    return is_draft.to(torch.int64).cumprod(1).sum(1)
+
+
+def _log_p(windows: _Windows) -> torch.Tensor:
+    """Return log p of each draft, [num_reqs, width]."""
+    drafts = windows.drafts.clamp(min=0)
+    return windows.p.gather(2, drafts[:, :, None])[:, :, 0].log()
+
+
+def _accepts(uniforms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
+    """Strict: what has probability 0 is not accepted even by a uniform of 0."""
+    return uniforms < limits
+
+
+def _residual(scale: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Return max(scale * p - q, 0) of each row."""
+    return (scale[:, None] * p - q).clamp(min=0.0)
+
+
+def _first_failure(accepts: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
+    index = torch.arange(accepts.shape[1], device=accepts.device)
+    accepts = accepts & (index < num_drafts[:, None])
+    return accepts.to(torch.int64).cumprod(1).sum(1)
+
+
+def _standard_accepted(
+    windows: _Windows, log_q: torch.Tensor, num_drafts: torch.Tensor
+) -> torch.Tensor:
+    ratios = (_log_p(windows) - log_q).exp()
+    accepts = _accepts(windows.accept_uniforms(), ratios)
+    accepts = torch.where(windows.is_greedy, windows.drafts == windows.argmax, accepts)
+    return _first_failure(accepts, num_drafts)
+
+
+def _prefix_scales(windows: _Windows, log_q: torch.Tensor) -> torch.Tensor:
+    """Return log P_i, [num_reqs, width]: P_0 = 1, P_i = min(1, P_(i-1) p_i(x_i) / q_i(x_i))."""
+    log_ratios = _log_p(windows) - log_q
+    scales = torch.zeros_like(log_ratios)
+    for i in range(1, log_ratios.shape[1]):
+        scales[:, i] = (scales[:, i - 1] + log_ratios[:, i - 1]).clamp(max=0.0)
+    return scales
+
+
+def _block_accepted(
+    windows: _Windows,
+    log_q: torch.Tensor,
+    num_drafts: torch.Tensor,
+    q_rows: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return the largest i with u_i < h_i, 0 for none, as arXiv 2403.10444, Algorithm 2."""
+    scales = _prefix_scales(windows, log_q).exp()
+    uniforms = windows.accept_uniforms()
+    num_reqs, width = scales.shape
+    accepted = torch.zeros_like(num_drafts)
+    for i in range(1, width):
+        scale = scales[:, i]
+        index = torch.full((num_reqs,), i, device=scale.device)
+        q = q_rows(index)
+        residual = _residual(scale, windows.p[:, i], q).sum(1)
+        total = residual + 1.0 - scale
+        limit = torch.where(total > 0, residual / total, 1.0)
+        limit = torch.where(num_drafts == i, scale, limit)
+        accepts = (i <= num_drafts) & _accepts(uniforms[:, i - 1], limit)
+        accepted = torch.where(accepts, i, accepted)
+    return accepted
+
+
+def _draft_rows(
+    draft: DraftLaw | None, token_ids: torch.Tensor, windows: _Windows
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function from an index per window to q [num_reqs, vocab_size] of the draft there."""
+    num_reqs, width = windows.rows.shape
+    vocab_size = windows.p.shape[2]
+
+    def one_hot(index: torch.Tensor) -> torch.Tensor:
+        drafts = windows.drafts.gather(1, index[:, None])
+        q = functional.one_hot(drafts.clamp(min=0)[:, 0], vocab_size).to(torch.float32)
+        return torch.where(drafts >= 0, q, 0.0)
+
+    def drawn(index: torch.Tensor) -> torch.Tensor:
+        assert draft is not None
+        rows, slot = _request_rows(draft, num_reqs), index.clamp(max=max(width - 2, 0))
+        if draft.base_logits.shape[1] == 0:
+            return torch.zeros_like(windows.p[:, 0])
+        previous = token_ids[windows.rows.gather(1, index[:, None])[:, 0]]
+        logits = markov_logits(
+            draft.base_logits[rows, slot],
+            draft.projection,
+            tokens=previous,
+            embedding=draft.embedding,
+            codes=None if draft.codes is None else draft.codes[rows, slot],
+        )
+        heat = windows.heat.gather(1, index[:, None])
+        q = (logits / heat - draft.log_sum_exp[rows, slot][:, None]).exp()
+        # A comparison with NaN is false.
+        q = torch.where(q >= 0, q, 0.0)
+        if draft.draft_ids is None:
+            return q
+        return torch.where(draft.draft_ids >= 0, q[:, draft.draft_ids.clamp(min=0)], 0.0)
+
+    return one_hot if draft is None else drawn
+
+
+def _draw(
+    windows: _Windows,
+    q_rows: Callable[[torch.Tensor], torch.Tensor],
+    accepted: torch.Tensor,
+    scale: torch.Tensor,
+    is_rejected: torch.Tensor,
+    *,
+    is_one_hot: bool,
+) -> torch.Tensor:
+    """Return the next token of each request, of no meaning where its row is greedy or broken."""
+    rows = torch.arange(len(accepted), device=accepted.device)
+    heat, seeds = windows.heat[rows, accepted], windows.seeds[rows, accepted]
+    positions, values = windows.positions[rows, accepted], windows.values[rows, accepted]
+    q = q_rows(accepted)
+    tokens = torch.zeros_like(accepted)
+    has_any = values.amax(1) > -torch.inf
+    if is_one_hot:
+        uses_residual = torch.zeros_like(is_rejected)
+        values = torch.where(is_rejected[:, None] & (q > 0), -torch.inf, values)
+        has_any &= values.amax(1) > -torch.inf
+    else:
+        residual = _residual(scale, windows.p[rows, accepted], q)
+        uses_residual = is_rejected & (residual.sum(1) > _LEAST_RESIDUAL)
+        found = uses_residual.nonzero()[:, 0]
+        uniforms = philox_uniforms(
+            seeds[found], positions[found], Stream.RESIDUAL, torch.zeros_like(found)
+        )
+        tokens[found] = _pick_in_tiles(residual[found], uniforms)
+    for stream, is_stream in ((Stream.RESIDUAL, is_rejected), (Stream.BONUS, ~is_rejected)):
+        found = (is_stream & ~uses_residual & has_any).nonzero()[:, 0]
+        if found.numel():
+            tokens[found] = draw_from_softmax(
+                values[found], heat[found], seeds[found], positions[found], stream
+            )
+    return tokens
+
+
+def _pick_in_tiles(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Pick a tile of the row by its mass, then a token inside it."""
+    num_rows, vocab_size = weights.shape
+    width = min(DRAFT_VOCAB_TILE, vocab_size)
+    if num_rows == 0:
+        return torch.zeros(0, dtype=torch.int64, device=weights.device)
+    tiles = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
+    chosen = pick(tiles.sum(2), uniforms[:, 0])
+    inside = tiles[torch.arange(num_rows, device=weights.device), chosen]
+    return chosen * width + pick(inside, uniforms[:, 1])

@@ -1,0 +1,214 @@
+"""The requests that a served engine works on: added, stepped, aborted, paused.
+
+Knows the engine and no connection: every method that makes news returns it by client.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from extkv.resolved_sampling import ModelLimits
+from extkv.sampling_params import request_seed
+from extkv.errors import ExtkvError, SchedulerError, UnsupportedRequestError
+from extkv.serve.outputs import ABORTED, FAILED, RequestNews, ServedSequence
+from extkv.serve.sampling import fit_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from extkv import _extkv
+    from extkv.engine.core import EngineCore
+    from extkv.engine.llm import LLM
+
+    NewsByClient = dict[int, list[RequestNews]]
+
+logger = logging.getLogger("extkv.serve")
+
+
+class EngineWork:
+    """Hold what clients have asked an engine for.
+
+    Args:
+        llm: The engine.
+
+    Attributes:
+        engine: Its core.
+        ended: News of requests that ended outside a step, by client; `take_ended` empties it.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.engine: EngineCore = llm.engine
+        self.ended: NewsByClient = {}
+        self._seed = llm.config.seed
+        self._limits = ModelLimits(
+            vocab_size=llm.model.config.vocab_size, max_model_len=llm.config.max_model_len
+        )
+        self._by_request: dict[str, ServedSequence] = {}
+        self._by_sequence: dict[int, ServedSequence] = {}
+        self._held: dict[str, _extkv.ServedRequest] = {}
+        self._is_held = False
+        self._is_frozen = False
+        self._clears_cache = False
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended, those held back by a pause included."""
+        return len(self._by_request) + len(self._held)
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose first step has begun."""
+        return sum(
+            served.sequence.metrics.first_scheduled_s is not None
+            for served in self._by_request.values()
+        )
+
+    @property
+    def can_step(self) -> bool:
+        """Whether a step would do something."""
+        return self.engine.has_unfinished and not self._is_frozen
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests are held back."""
+        return self._is_held
+
+    def add(self, request: _extkv.ServedRequest) -> None:
+        """Take a request, or hold it back during a pause. What cannot work ends with an error."""
+        if request.abort_immediately:
+            return
+        if request.request_id in self._by_request or request.request_id in self._held:
+            self._end(request.client, request.request_id, FAILED, "the request id is in use")
+        elif self._is_held:
+            self._held[request.request_id] = request
+        else:
+            self._start(request)
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Stop requests without a word: clients end their streams themselves."""
+        for request_id in request_ids:
+            self._held.pop(request_id, None)
+            served = self._by_request.pop(request_id, None)
+            if served is not None:
+                del self._by_sequence[served.sequence.sequence_id]
+                self.engine.abort(served.sequence)
+
+    def abort_with_news(self, client: int | None = None) -> None:
+        """Stop the requests of a client, or of all, and tell them."""
+        mine = [
+            (served.client, request_id)
+            for request_id, served in self._by_request.items()
+            if client in (None, served.client)
+        ]
+        mine += [
+            (request.client, request_id)
+            for request_id, request in self._held.items()
+            if client in (None, request.client)
+        ]
+        self.abort([request_id for _, request_id in mine])
+        for owner, request_id in mine:
+            self._end(owner, request_id, ABORTED, None)
+
+    def abort_client(self, client: int) -> int:
+        """Stop the requests of a client that is gone; return how many."""
+        ids = [
+            request_id for request_id, served in self._by_request.items() if served.client == client
+        ]
+        ids += [
+            request_id for request_id, request in self._held.items() if request.client == client
+        ]
+        self.abort(ids)
+        return len(ids)
+
+    def step(self) -> NewsByClient:
+        """Run a step and return what it brought."""
+        news: NewsByClient = {}
+        for sequence in self.engine.step():
+            served = self._by_sequence.get(sequence.sequence_id)
+            if served is None:
+                continue
+            new = served.take_news()
+            if new is not None:
+                news.setdefault(served.client, []).append(new)
+            if sequence.output.finish_reason is not None:
+                del self._by_sequence[sequence.sequence_id]
+                del self._by_request[served.request_id]
+        if not self._by_request:
+            self._clear_cache_if_asked()
+        return news
+
+    def take_ended(self) -> NewsByClient:
+        """Return news of requests that ended outside a step."""
+        ended, self.ended = self.ended, {}
+        return ended
+
+    def pause(self, mode: str, *, clear_cache: bool) -> None:
+        """Hold new requests back.
+
+        Args:
+            mode: What happens to those that run: ``"abort"`` ends them, ``"wait"`` lets them end,
+                ``"keep"`` stops them where they are.
+            clear_cache: Whether to forget cached prefixes when nothing runs any more.
+        """
+        if mode == "abort":
+            self.abort_with_news()
+        self._is_held = True
+        self._is_frozen = mode == "keep"
+        self._clears_cache = clear_cache
+        if not self._by_request:
+            self._clear_cache_if_asked()
+
+    def resume(self) -> None:
+        """Go on with everything that was held back."""
+        self._is_held = self._is_frozen = self._clears_cache = False
+        held, self._held = self._held, {}
+        for request in held.values():
+            self._start(request)
+
+    def _start(self, request: _extkv.ServedRequest) -> None:
+        try:
+            served = self._sequence_of(request)
+        except ExtkvError as error:
+            # Older wires have no field for it, so this is where an operator finds it.
+            logger.warning("request %s was refused: %s", request.request_id, error)
+            self._end(request.client, request.request_id, FAILED, str(error))
+            return
+        self._by_request[request.request_id] = served
+        self._by_sequence[served.sequence.sequence_id] = served
+
+    def _sequence_of(self, request: _extkv.ServedRequest) -> ServedSequence:
+        if request.special_fields:
+            raise UnsupportedRequestError(
+                f"{', '.join(request.special_fields)} not supported by extkv"
+            )
+        prompt, wire = request.prompt_token_ids, request.sampling_params
+        if prompt is None or wire is None:
+            raise UnsupportedRequestError("a request without tokens or sampling parameters")
+        sampling = fit_sampling(
+            wire,
+            self._limits,
+            num_prompt_tokens=min(len(prompt), self._limits.max_model_len),
+        )
+        seed = request_seed(sampling.params, engine_seed=self._seed, request_id=request.request_id)
+        sequence = self.engine.add(
+            prompt,
+            sampling,
+            seed=seed,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+        return ServedSequence(request.request_id, request.client, sequence)
+
+    def _end(self, client: int, request_id: str, reason: int, error: str | None) -> None:
+        news = RequestNews(request_id, finish_reason=reason, error=error)
+        self.ended.setdefault(client, []).append(news)
+
+    def _clear_cache_if_asked(self) -> None:
+        if self._clears_cache:
+            self._clears_cache = False
+            try:
+                self.engine.scheduler.reset_prefix_cache()
+            except SchedulerError:
+                # A request came first; its blocks are its own.
+                self._clears_cache = True
