@@ -180,6 +180,9 @@ impl SpeculationController {
             Drafting::Paid => {
                 check_accepted(num_accepted, &step.verify_lens)?;
                 let accepted: u32 = num_accepted.iter().sum();
+                if step.decision.reason == DecisionReason::Probe {
+                    self.ratio.weaken();
+                }
                 self.ratio.observe(promised(step, self.settings.num_drafts), f64::from(accepted));
                 step.plan
             }
