@@ -48,8 +48,8 @@ check-python: $(VENV)/.built $(VENV)/.dev
 bench: $(VENV)/.built $(VENV)/.dev  ## Run the benches that need no GPU; see bench/README.md for the others.
 	$(BIN)/python -m bench.memory.bench_host
 	$(BIN)/python -m bench.kv.bench_cache
-	$(BIN)/python -m bench.sched.bench_plan
 	$(BIN)/python -m bench.protocol.bench_codec
+	$(BIN)/python -m bench.sched.bench_plan
 
 gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
 	.ci/gpu-wheel.sh

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class DraftBlock(NamedTuple):
     """Inputs of a draft round, from `draft_block_inputs`.
 
-    A request has `num_queries` slots: `num_drafts` of them if the anchor's slot is sampled, one more
-    if it is not.
+    A request has `num_queries` slots: `num_drafts` of them if the anchor's slot is sampled, one
+    more if it is not.
 
     Attributes:
         token_ids (int64, [num_reqs, num_queries]): Anchor, then mask tokens; ids an embedding has.

@@ -138,8 +138,8 @@ class Run:
         anchors = self.tokens[active, counts]
         drafts, law = self.draft(active, anchors, counts)
         if lengths is None:
-            # Windows of different sizes; the choice knows the past only.
-            lengths = chain.num_drafts - (counts + anchors) % 2
+            # Windows of different sizes, the first one full; the choice knows the past only.
+            lengths = chain.num_drafts - (counts + anchors - START) % 2
         lengths = lengths.clamp(0, chain.num_drafts)
         starts = torch.nn.functional.pad((lengths + 1).cumsum(0), (1, 0))
         request = torch.arange(len(active), device=self.device).repeat_interleave(lengths + 1)

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from chains import Chain, check_law, exact_law, filtered, generate, p_value
+from chains import EOS, Chain, Run, Tables, check_law, exact_law, filtered, generate, p_value
 from extkv.reference.markov_step import markov_step
 from extkv.reference.rejection import verify_drafts
 
@@ -19,29 +19,25 @@ CHAINS = [
     Chain(),
     Chain(num_drafts=1, vocab_size=3, num_tokens=3),
     Chain(num_drafts=3, vocab_size=3, num_tokens=3),
-    Chain(num_drafts=4, vocab_size=3, num_tokens=3, seed=3),
-    Chain(vocab_size=8),
-    Chain(dtype=torch.bfloat16, seed=2),
-    Chain(temperature=0.5, seed=1),
-    Chain(temperature=2.5, vocab_size=5),
-    Chain(has_head=False),
-    Chain(has_codes=True, seed=4),
+    Chain(num_drafts=4, vocab_size=3, dtype=torch.bfloat16, seed=3),
+    Chain(vocab_size=8, has_head=False),
+    Chain(temperature=0.5, dtype=torch.bfloat16, seed=1),
+    Chain(temperature=2.5, vocab_size=5, has_codes=True),
     Chain(num_draft_ids=3, vocab_size=5),
-    Chain(filters=(("top_k", 2),)),
+    Chain(filters=(("top_k", 2),), min_tokens=1),
     Chain(filters=(("top_p", 0.7),), vocab_size=5),
-    Chain(filters=(("min_p", 0.3),), vocab_size=5),
+    Chain(filters=(("min_p", 0.3),), vocab_size=5, has_codes=True),
     Chain(filters=(("top_k", 3), ("top_p", 0.8), ("min_p", 0.05)), vocab_size=6),
-    Chain(min_tokens=1),
     Chain(penalty=1.5, num_tokens=3, vocab_size=3),
     Chain(is_one_hot=True, num_tokens=3, vocab_size=3),
-    Chain(is_one_hot=True, filters=(("top_k", 2),), vocab_size=5),
-    Chain(method="block"),
+    Chain(is_one_hot=True, filters=(("top_k", 2),), vocab_size=5, dtype=torch.bfloat16),
     Chain(method="block", num_drafts=1, vocab_size=3),
+    Chain(method="block"),
     Chain(method="block", num_drafts=3, vocab_size=3, num_tokens=3, seed=5),
-    Chain(method="block", num_drafts=4, vocab_size=3, num_tokens=3, seed=6),
+    Chain(method="block", num_drafts=4, vocab_size=3, seed=6),
     Chain(method="block", dtype=torch.bfloat16, temperature=0.7, seed=2),
-    Chain(method="block", filters=(("top_p", 0.7),), vocab_size=5),
-    Chain(method="block", num_draft_ids=3, vocab_size=5, min_tokens=2),
+    Chain(method="block", filters=(("top_p", 0.7), ("min_p", 0.02)), vocab_size=5),
+    Chain(method="block", num_draft_ids=3, vocab_size=5, min_tokens=2, filters=(("top_k", 3),)),
     Chain(method="block", is_one_hot=True, num_drafts=3, vocab_size=3),
     Chain(method="block", penalty=1.0, vocab_size=3),
 ]
@@ -76,7 +72,7 @@ def test_another_law_has_a_small_p_value():
     chain = Chain()
     run = generate(chain, TWINS, CPU, NUM_SEEDS)
     off = exact_law(chain, run.tables) * torch.linspace(0.95, 1.05, 16)
-    assert p_value(run, off / off.sum()) < 1e-12
+    assert p_value(run, off / off.sum()) < 1e-9
 
 
 def test_block_verification_accepts_no_fewer_drafts():
@@ -97,8 +93,6 @@ def first_tokens(
         vocab_size=len(p), num_tokens=1, num_drafts=1, has_head=False, is_one_hot=is_one_hot,
         **options,
     )  # fmt: skip
-    from chains import Run, Tables
-
     tables = Tables(chain, CPU)
     tables.target[:] = torch.tensor(p).log()
     tables.base[:] = torch.tensor(q).log()
@@ -145,8 +139,6 @@ def test_b15_filters_change_acceptance_and_never_the_output():
 def test_b19_end_of_sequence_is_masked_row_by_row():
     # The target always prefers EOS; it may come as third token first, drafts or not.
     chain = Chain(temperature=0.0, num_drafts=3, num_tokens=3, min_tokens=2)
-    from chains import EOS, Run, Tables
-
     tables = Tables(chain, CPU)
     tables.target[:, :, EOS] += torch.tensor(50.0)
     run = Run(chain, tables, TWINS, 16)

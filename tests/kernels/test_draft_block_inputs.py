@@ -190,9 +190,9 @@ def test_rejects_arguments_that_do_not_fit(changes, message: str, device: torch.
 def test_rejects_out_that_does_not_fit(device: torch.device):
     arguments = make([(3, 4, 1), (7, 2, 0)], device)
     out = kernel.draft_block_inputs(**arguments)
-    with pytest.raises(InvalidArgumentError, match="out.seq_lens must be torch.int32"):
+    with pytest.raises(InvalidArgumentError, match=r"out\.seq_lens must be torch.int32"):
         kernel.draft_block_inputs(**arguments, out=out._replace(seq_lens=out.anchor_positions))
-    with pytest.raises(InvalidArgumentError, match="out.slots must be contiguous"):
+    with pytest.raises(InvalidArgumentError, match=r"out\.slots must be contiguous"):
         kernel.draft_block_inputs(
             **arguments, out=out._replace(slots=torch.zeros_like(out.slots.T.contiguous()).T)
         )

@@ -8,9 +8,9 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from extkv.errors import InvalidArgumentError, UnsupportedRequestError
 from extkv.outputs import RowLogprobs
 from extkv.resolved_sampling import ModelLimits
-from extkv.errors import InvalidArgumentError, UnsupportedRequestError
 from extkv.serve.outputs import pack_logprobs
 from extkv.serve.sampling import fit_sampling
 from extkv.serve.stats import REFRESH_S, Load, LoadStats

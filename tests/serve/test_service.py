@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from extkv.sampling_params import SamplingParams
 from extkv.errors import NotConnectedError
+from extkv.sampling_params import SamplingParams
 from support.zmq_peers import ABORT, ABORTED, ERROR, LENGTH, STOP, request_fields, unpack
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]

@@ -21,6 +21,7 @@ from extkv.transport import (
     AbortArrived,
     CallArrived,
     ClientLost,
+    CoordinatorLost,
     EngineConnection,
     FramesRejected,
     RequestArrived,
@@ -231,6 +232,17 @@ def test_a_coordinator_is_subscribed_to_and_its_marker_may_come_again():
         assert unpack(front.puller.recv()) == [0, [], None, 1.0, None, None, None, 4, None]
         connection.send_to_coordinator(timestamp=1.0, wave_complete=0)
         assert unpack(front.puller.recv())[6] == 0
+
+
+def test_the_loss_of_a_coordinator_is_told_once():
+    with (
+        FrontPeer(coordinator=True) as front,
+        connected(front, reconnect_for_s=0.05) as connection,
+    ):
+        front.publisher.close(linger=0)
+        front.puller.close(linger=0)
+        assert isinstance(one(connection), CoordinatorLost)
+        assert connection.receive(0.3) == []
 
 
 def test_a_coordinator_without_its_marker_is_given_up():

@@ -264,6 +264,11 @@ class MarkovSettings(NamedTuple):
     num_stages: int
 
 
+_SETTINGS = (
+    MarkovSettings(32, 64, 4, 4),
+    MarkovSettings(64, 64, 4, 4),
+    MarkovSettings(128, 64, 8, 3),
+)
 _FLOAT32_SETTINGS = MarkovSettings(32, 32, 4, 3)
 
 
@@ -271,11 +276,7 @@ def markov_settings(num_rows: int, dtype: torch.dtype) -> MarkovSettings:
     """Return the tiles for a batch; they do not change which token a row draws."""
     if dtype == torch.float32:
         return _FLOAT32_SETTINGS
-    if num_rows <= 32:
-        return MarkovSettings(32, 64, 4, 4)
-    if num_rows <= 64:
-        return MarkovSettings(64, 64, 4, 4)
-    return MarkovSettings(128, 64, 8, 3)
+    return next((some for some in _SETTINGS if num_rows <= some.row_tile), _SETTINGS[-1])
 
 
 def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
@@ -384,7 +385,8 @@ def _check_head(
         return None
     if given not in (["tokens", "embedding"], ["codes"]):
         raise InvalidArgumentError(
-            f"a projection needs tokens and embedding, or codes, got {' and '.join(given) or 'none'}"
+            "a projection needs tokens and embedding, or codes, got "
+            f"{' and '.join(given) or 'none'}"
         )
     check_tensor(
         "projection", projection, HEAD_DTYPES, [vocab_size, None], device, is_last_dim_dense=True
@@ -439,8 +441,8 @@ def markov_step(
     Args:
         base_logits (float, [num_rows, vocab_size], device): Logits of the slot, of the draft's
             vocabulary, any strides. Columns no target token has are left out by a narrower view.
-        projection (bfloat16 or float32, [vocab_size, rank], device): Second matrix of the head, last
-            dim dense; None for no bias.
+        projection (bfloat16 or float32, [vocab_size, rank], device): Second matrix of the head,
+            last dim dense; None for no bias.
         temperature (float32, [num_rows], device): Any stride; None for greedy rows only.
         seeds (int64, [num_rows], device): Seed of each row's request, any stride. None without
             `temperature`.
@@ -449,10 +451,10 @@ def markov_step(
         slot: Number of the draft in its round, from 0; part of the key.
         tokens (int64, [num_rows], device): Previous token of each row as an id of the target, any
             stride; a placeholder (-1) is read as token 0.
-        embedding (as projection, [num_embeddings, rank], device): First matrix of the head; the code
-            of a row is that of its token. Last dim dense.
-        codes (as projection, [num_rows, rank], device): Codes, instead of tokens and embedding. Last
-            dim dense.
+        embedding (as projection, [num_embeddings, rank], device): First matrix of the head; the
+            code of a row is that of its token. Last dim dense.
+        codes (as projection, [num_rows, rank], device): Codes, instead of tokens and embedding.
+            Last dim dense.
         draft_to_target (int32 or int64, [vocab_size], device): Added to a draft id to make the
             target's, for a reduced draft vocabulary. Dense.
         workspace (float32, [n], device): At least `markov_workspace_size` elements; None allocates

@@ -34,6 +34,7 @@ MAX_NUM_DRAFTS = 31
 _HEAD_DTYPES = (torch.bfloat16, torch.float32)
 # Regions of the workspace begin at multiples of this, so that kernels compile once.
 _ALIGNMENT = 32
+_INT_REGIONS = ("work_rows", "work_drafts", "work_slots", "kinds")
 
 
 class ResidualSettings(NamedTuple):
@@ -45,13 +46,17 @@ class ResidualSettings(NamedTuple):
     num_stages: int
 
 
+_FEW_SETTINGS = ResidualSettings(32, 64, 4, 4)
+_MANY_SETTINGS = ResidualSettings(64, 64, 8, 3)
+
+
 def residual_settings(num_reqs: int, dtype: torch.dtype, method: Method) -> ResidualSettings:
     """Return the tiles for a batch; they do not change what is drawn."""
     if dtype == torch.float32:
         return ResidualSettings(32, 32, 4, 3)
-    if num_reqs <= 32 and method != "block":
-        return ResidualSettings(32, 64, 4, 4)
-    return ResidualSettings(64, 64, 8, 3)
+    if method != "block" and num_reqs <= _FEW_SETTINGS.row_tile:
+        return _FEW_SETTINGS
+    return _MANY_SETTINGS
 
 
 def _region_sizes(num_rows: int, num_reqs: int, vocab_size: int, method: str) -> list[int]:
@@ -87,9 +92,9 @@ def verification_workspace_size(
 
 def _views(workspace: torch.Tensor, sizes: list[int]) -> _Workspace:
     views, start = [], 0
-    for index, size in enumerate(sizes):
+    for name, size in zip(_Workspace._fields, sizes, strict=True):
         view = workspace[start : start + size]
-        views.append(view.view(torch.int32) if index >= 6 else view)
+        views.append(view.view(torch.int32) if name in _INT_REGIONS else view)
         start += -(-size // _ALIGNMENT) * _ALIGNMENT
     return _Workspace(*views)
 
@@ -128,8 +133,7 @@ class _Call(NamedTuple):
         """Strides of a draft row, or of an embedding's row, and of a slot."""
         if self.codes is None:
             return 0, 0
-        strides = self.codes.stride()
-        return (strides[0], strides[1] if len(strides) == 3 else 0)
+        return self.codes.stride(0), 0 if self.has_tokens else self.codes.stride(1)
 
     @property
     def has_tokens(self) -> bool:
@@ -407,7 +411,7 @@ def _checked_out(call: _Call, out: Verification | None) -> Verification:
     return out
 
 
-def verify_drafts(
+def verify_drafts(  # noqa: PLR0917 what every row has comes first
     target_logits: torch.Tensor,
     token_ids: torch.Tensor,
     window_starts: torch.Tensor,
@@ -448,7 +452,7 @@ def verify_drafts(
     Args:
         target_logits (float, [num_rows, vocab_size], device): Rows of any stride, dense tokens.
         token_ids (int64, [num_rows], device): Tokens of the windows; any stride.
-        window_starts (int32, [num_reqs + 1], device): Ascending; at most num_rows.
+        window_starts (int32, [num_reqs + 1], device): Ascending from 0, at most num_rows. Dense.
         temperature (float32, [num_rows], device): That of the request, also used to draft; any
             stride. `seeds` and `positions` likewise.
         seeds (int64, [num_rows], device): Seed of each row's request.

@@ -102,12 +102,12 @@ def draw_in_tiles(
     width = min(DRAFT_VOCAB_TILE, vocab_size)
     largest = values.amax(1)
     weights = softmax_weights(values, largest[:, None], temperature[:, None])
-    weights = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
-    masses = weights.sum(2)
+    padding = (0, -vocab_size % width)
+    masses = functional.pad(weights, padding).view(num_rows, -1, width).sum(2)
     tile = pick(masses, uniforms[:, 0])
     rows = torch.arange(num_rows, device=values.device)
     # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
-    tiles = functional.pad(values, (0, -vocab_size % width), value=-torch.inf)
+    tiles = functional.pad(values, padding, value=-torch.inf)
     inside = tiles.view(num_rows, -1, width)[rows, tile]
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
     return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)

@@ -48,15 +48,19 @@ class _Windows(NamedTuple):
     flags: torch.Tensor
 
     def accept_uniforms(self) -> torch.Tensor:
-        """Return the uniform that decides on the draft after each row; its lane is the slot."""
-        lanes = torch.arange(self.rows.shape[1], device=self.rows.device).expand_as(self.rows)
-        words = philox_uniforms(
-            self.seeds.flatten(), self.positions.flatten(), Stream.ACCEPT, lanes.flatten()
+        """Return the uniform that decides on the draft after each row; its lane is the slot.
+
+        The last row of a full window has no draft: its uniform is 1, which accepts nothing.
+        """
+        seeds, positions = self.seeds[:, :-1], self.positions[:, :-1]
+        lanes = torch.arange(seeds.shape[1], device=seeds.device).expand_as(seeds)
+        numbers = philox_uniforms(
+            seeds.flatten(), positions.flatten(), Stream.ACCEPT, lanes.flatten()
         )
-        return words[:, 0].view(self.rows.shape)
+        return functional.pad(numbers[:, 0].view(seeds.shape), (0, 1), value=1.0)
 
 
-def verify_drafts(
+def verify_drafts(  # noqa: PLR0917 as the kernel
     target_logits: torch.Tensor,
     token_ids: torch.Tensor,
     window_starts: torch.Tensor,
@@ -113,16 +117,17 @@ def verify_drafts(
     is_rejected = (accepted < num_drafts) & (method != "synthetic")
     drawn = _draw(windows, q_rows, accepted, scale, is_rejected, is_one_hot=draft is None)
     first = accepted[:, None]
-    is_chosen = windows.is_greedy[:, 0] | (windows.flags.gather(1, first)[:, 0] >= 2)
+    flags = windows.flags.gather(1, first)[:, 0]
+    is_chosen = windows.is_greedy[:, 0] | (flags & RowFlag.NO_CANDIDATE > 0)
     tokens = torch.where(is_chosen, windows.argmax.gather(1, first)[:, 0], drawn)
     is_request = windows.is_row[:, 0]
     out.num_accepted.copy_(accepted)
     out.next_tokens.copy_(torch.where(is_request, tokens, 0))
-    out.flags.copy_(torch.where(is_request, windows.flags.gather(1, first)[:, 0], 0))
+    out.flags.copy_(torch.where(is_request, flags, 0))
     return out
 
 
-def _windows(
+def _windows(  # noqa: PLR0917 as verify_drafts
     target_logits: torch.Tensor,
     token_ids: torch.Tensor,
     window_starts: torch.Tensor,
@@ -332,9 +337,8 @@ def _pick_in_tiles(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tenso
     """Pick a tile of the row by its mass, then a token inside it."""
     num_rows, vocab_size = weights.shape
     width = min(DRAFT_VOCAB_TILE, vocab_size)
-    if num_rows == 0:
-        return torch.zeros(0, dtype=torch.int64, device=weights.device)
-    tiles = functional.pad(weights, (0, -vocab_size % width)).view(num_rows, -1, width)
+    tiles = functional.pad(weights, (0, -vocab_size % width))
+    tiles = tiles.view(num_rows, -(-vocab_size // width), width)
     chosen = pick(tiles.sum(2), uniforms[:, 0])
     inside = tiles[torch.arange(num_rows, device=weights.device), chosen]
     return chosen * width + pick(inside, uniforms[:, 1])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from extkv.errors import UnsupportedRequestError
 from extkv.resolved_sampling import ModelLimits, ResolvedSampling, resolve_sampling_params
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
-from extkv.errors import UnsupportedRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from extkv.errors import ExtkvError, SchedulerError, UnsupportedRequestError
 from extkv.resolved_sampling import ModelLimits
 from extkv.sampling_params import request_seed
-from extkv.errors import ExtkvError, SchedulerError, UnsupportedRequestError
 from extkv.serve.outputs import ABORTED, FAILED, RequestNews, ServedSequence
 from extkv.serve.sampling import fit_sampling
 

@@ -137,9 +137,10 @@ class EngineClient:
             left = SLICE_S if until is None else max(0.0, min(SLICE_S, until - time.monotonic()))
             try:
                 return self._native.wait_ready(left)
-            except TransportTimeoutError:
+            except TransportTimeoutError as error:
                 if until is not None and time.monotonic() >= until:
-                    raise
+                    missing = str(error).rsplit(" within ", 1)[0]
+                    raise TransportTimeoutError(f"{missing} within {timeout_s} s") from None
 
     def ready_response(self, engine: int = 0) -> protocol.EngineCoreReadyResponse | None:
         """Return what an engine said of itself; None before that, and of old engines.

@@ -31,11 +31,6 @@ pub(crate) enum BindingError {
     /// A refusal of `add_request`.
     Request(dspark_sched::Error),
     RequestArgument(ArgumentError),
-    VerifyPlan(VerifyPlanError),
-    Estimator(EstimatorError),
-    SpeculationArgument(ArgumentError),
-    Calibration(CalibrationError),
-    Cost(CostError),
     /// Bytes that are no message.
     Decode(DecodeError),
     /// Python values that make no message.
@@ -47,6 +42,11 @@ pub(crate) enum BindingError {
     Stack(StackError),
     UnknownMessage(UnknownMessage),
     Transport(TransportError),
+    VerifyPlan(VerifyPlanError),
+    Estimator(EstimatorError),
+    SpeculationArgument(ArgumentError),
+    Calibration(CalibrationError),
+    Cost(CostError),
 }
 
 /// A kind of message that there is not.
@@ -85,14 +85,14 @@ from_core! {
     UnknownCacheOrder => CacheOrder,
     dspark_sched::Error => Scheduler,
     ArgumentError => SchedulerArgument,
-    VerifyPlanError => VerifyPlan,
-    EstimatorError => Estimator,
-    CalibrationError => Calibration,
-    CostError => Cost,
     DecodeError => Decode,
     EncodeError => Encode,
     ProfileError => Profile,
     TransportError => Transport,
+    VerifyPlanError => VerifyPlan,
+    EstimatorError => Estimator,
+    CalibrationError => Calibration,
+    CostError => Cost,
 }
 
 impl From<RecordError> for BindingError {
@@ -146,13 +146,6 @@ impl BindingError {
             Self::Dtype(error) => error,
             Self::CacheOrder(error) => error,
             Self::Scheduler(error) | Self::Request(error) => error,
-            Self::SchedulerArgument(error)
-            | Self::RequestArgument(error)
-            | Self::SpeculationArgument(error) => error,
-            Self::VerifyPlan(error) => error,
-            Self::Estimator(error) => error,
-            Self::Calibration(error) => error,
-            Self::Cost(error) => error,
             Self::Decode(error) | Self::Message(error) => error,
             Self::Encode(error) => error,
             Self::Profile(error) => error,
@@ -161,6 +154,13 @@ impl BindingError {
             Self::Stack(error) => error,
             Self::UnknownMessage(error) => error,
             Self::Transport(error) => error,
+            Self::SchedulerArgument(error)
+            | Self::RequestArgument(error)
+            | Self::SpeculationArgument(error) => error,
+            Self::VerifyPlan(error) => error,
+            Self::Estimator(error) => error,
+            Self::Calibration(error) => error,
+            Self::Cost(error) => error,
         }
     }
 }

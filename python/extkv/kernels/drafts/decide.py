@@ -60,7 +60,7 @@ def accept_uniform(seeds_ptr, positions_ptr, seeds_stride, positions_stride, row
         "rates_ptr",
     ],
 )
-def decide_kernel(
+def decide_kernel(  # noqa: PLR0915 one program does a window
     num_accepted_ptr,
     next_tokens_ptr,
     flags_ptr,
@@ -104,8 +104,8 @@ def decide_kernel(
     """Accept draft i while u_i < p_i(x_i) / q_i(x_i), or while it is the argmax of a greedy row."""
     request = tl.program_id(0).to(tl.int64)
     start = tl.load(window_starts_ptr + request).to(tl.int64)
-    length = tl.load(window_starts_ptr + request + 1).to(tl.int64) - start
-    length = tl.minimum(length, MAX_DRAFTS + 1)
+    end = tl.load(window_starts_ptr + request + 1).to(tl.int64)
+    length = tl.minimum(end - start, MAX_DRAFTS + 1)
     index = tl.arange(0, WINDOW)
     is_row = index < length
     row = start + index
@@ -196,6 +196,11 @@ def decide_kernel(
         tl.store(work_rows_ptr + row, tl.where(is_work, row, -1).to(tl.int32), mask=is_row)
         tl.store(work_drafts_ptr + row, (draft_row + index * 0).to(tl.int32), mask=is_row)
         tl.store(work_slots_ptr + row, index, mask=is_row)
+        # Rows past the maximum, and after the last window, are no work.
+        end = tl.where(request == tl.num_programs(0) - 1, num_rows, end)
+        for first in range(start + length, end, WINDOW):
+            rest = first + index
+            tl.store(work_rows_ptr + rest, index * 0 - 1, mask=rest < end)
     else:
         is_work = kind == FROM_RESIDUAL
         work_row = tl.where(is_work, start + num_accepted, -1).to(tl.int32)

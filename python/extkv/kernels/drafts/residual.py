@@ -204,7 +204,7 @@ def _block_accepted(
         "draft_ids_ptr",
     ],
 )
-def draw_kernel(
+def draw_kernel(  # noqa: C901, PLR0915 one program does a request
     num_accepted_ptr,
     next_tokens_ptr,
     flags_ptr,
@@ -363,7 +363,7 @@ def draw_kernel(
             masses = sums * softmax_weight(maxima, largest, inverse)
             row_ptr = target_ptr + row * target_stride
             removed = tl.full((), -1, tl.int64)
-            if IS_ONE_HOT:
+            if IS_ONE_HOT:  # noqa: SIM102 the outer one is decided at compilation
                 if kind == FROM_RESIDUAL:
                     removed = tl.load(token_ids_ptr + (row + 1) * token_ids_stride)
                     removed_tile = (removed // VOCAB_TILE).to(tl.int32)

@@ -216,13 +216,15 @@ impl EngineEnd {
 
     fn connect_coordinator(&self) -> TransportResult<()> {
         let addresses = &self.metadata.addresses;
-        let handler = || Arc::new(CoordinatorHandler { shared: Arc::clone(&self.shared) });
+        let handler = |tells_loss| {
+            Arc::new(CoordinatorHandler { shared: Arc::clone(&self.shared), tells_loss })
+        };
         if let Some(address) = &addresses.coordinator_output {
-            let link = self.connect_socket(SocketKind::Push, address, handler())?;
+            let link = self.connect_socket(SocketKind::Push, address, handler(false))?;
             let _ = self.coordinator.set(link);
         }
         if let Some(address) = &addresses.coordinator_input {
-            let link = self.connect_socket(SocketKind::Xsub, address, handler())?;
+            let link = self.connect_socket(SocketKind::Xsub, address, handler(true))?;
             link.send("the coordinator", vec![Bytes::from_static(SUBSCRIBE_ALL)])?;
             let limit = self.options.handshake_timeout.saturating_sub(self.started.elapsed());
             self.shared

@@ -174,6 +174,8 @@ impl Handler for OutputHandler {
 /// Reads the coordinator's socket.
 pub(super) struct CoordinatorHandler {
     pub(super) shared: Arc<EngineShared>,
+    /// Whether this is the one of its two sockets that tells of its loss.
+    pub(super) tells_loss: bool,
 }
 
 impl CoordinatorHandler {
@@ -211,8 +213,10 @@ impl Handler for CoordinatorHandler {
     }
 
     fn lost(&self, _link: &Arc<Link>, reason: &str) {
-        let input = EngineInput::CoordinatorLost { reason: reason.to_owned() };
-        self.shared.inbox.push(input, 0);
+        if self.tells_loss {
+            let input = EngineInput::CoordinatorLost { reason: reason.to_owned() };
+            self.shared.inbox.push(input, 0);
+        }
     }
 }
 
