@@ -115,11 +115,22 @@ def run_controller(report: Report, num_requests: int, rounds: int) -> None:
     for step_id in itertools.count(1):
         if len(samples["decide"]) == rounds:
             break
-        decide_us = host_us(lambda step_id=step_id: controller.decide(step_id, slots, generations))
+        decisions = []
+        decide_us = host_us(
+            lambda step_id=step_id, decisions=decisions: decisions.append(
+                controller.decide(step_id, slots, generations)
+            )
+        )
+        if not decisions[0].drafts:
+            controller.observe()
+            continue
         plans = []
         plan_us = host_us(lambda plans=plans: plans.append(controller.plan(confidences)))
         lens = plans[0].verify_lens
-        accepted = (random.random(num_requests) * (lens + 1)).astype(np.uint32)
+        rows = survival(confidences).cumsum(axis=1)
+        expected = np.where(lens > 0, rows[np.arange(num_requests), np.maximum(lens, 1) - 1], 0)
+        accepted = np.minimum(np.floor(expected + random.random(num_requests)), lens)
+        accepted = accepted.astype(np.uint32)
         us = cost.step_us(num_requests=num_requests, num_drafts=int(lens.sum()), drafts=True)
         observe_us = host_us(lambda accepted=accepted, us=us: controller.observe(accepted, us))
         if step_id <= 20:

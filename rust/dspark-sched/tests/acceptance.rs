@@ -50,6 +50,10 @@ fn the_ratio_forgets_and_ignores_what_cannot_be() {
     assert!((ratio.value() - 0.5).abs() < 0.01, "{}", ratio.value());
     (0..500).for_each(|_| ratio.observe(100.0, 100.0));
     assert!((ratio.value() - 1.0).abs() < 0.01, "{}", ratio.value());
+    ratio.weaken();
+    assert!((ratio.value() - 1.0).abs() < 0.01, "{}", ratio.value());
+    ratio.observe(64.0, 0.0);
+    assert!((ratio.value() - 0.5).abs() < 0.01, "{}", ratio.value());
     (0..500).for_each(|_| ratio.observe(1.0, 100.0));
     assert_eq!(ratio.value(), 2.0);
 }

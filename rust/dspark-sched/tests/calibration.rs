@@ -140,6 +140,7 @@ fn settings_that_cannot_be_are_refused() {
     let bad = [
         (FitSettings { num_bins: 0, ..defaults }, "num_bins is 0"),
         (FitSettings { num_temperatures: 0, ..defaults }, "num_temperatures is 0"),
+        (FitSettings { num_bins: 10_001, ..defaults }, "num_bins is 10001"),
         (FitSettings { min_temperature: 0.0, ..defaults }, "min_temperature is 0"),
         (FitSettings { max_temperature: 0.01, ..defaults }, "max_temperature is 0.01"),
         (defaults, "position 1 has 8 rounds: at least 1000 are needed"),
@@ -156,6 +157,7 @@ fn settings_that_cannot_be_are_refused() {
         (OnlineSettings { min_temperature: -1.0, ..defaults }, "min_temperature is -1"),
         (OnlineSettings { max_temperature: 0.1, ..defaults }, "max_temperature is 0.1"),
         (OnlineSettings { num_temperatures: 0, ..defaults }, "num_temperatures is 0"),
+        (OnlineSettings { num_temperatures: 1 << 40, ..defaults }, "at most 10000"),
     ];
     for (settings, message) in bad {
         let error = OnlineTemperatures::new(start.clone(), settings).unwrap_err().to_string();

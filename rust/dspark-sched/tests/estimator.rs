@@ -165,6 +165,8 @@ fn separable_data_keep_the_model_finite() {
 #[test]
 fn what_cannot_be_is_refused() {
     let mut model = model(ALL);
+    let many = FeatureBatch { num_requests: 1 << 21, ..FeatureBatch::default() };
+    assert!(matches!(model.check(&many), Err(EstimatorError::OutOfRange { .. })));
     let world = World::draw(&mut Random(2));
     let good = world.batch();
     let mut out = [0.0; NUM_REQUESTS * NUM_DRAFTS];
@@ -192,6 +194,7 @@ fn what_cannot_be_is_refused() {
     let defaults = EstimatorSettings::default();
     for (settings, name) in [
         (EstimatorSettings { capacity: 0, ..defaults }, "capacity"),
+        (EstimatorSettings { capacity: usize::MAX, ..defaults }, "capacity"),
         (EstimatorSettings { refit_interval: 0, ..defaults }, "refit_interval"),
         (EstimatorSettings { ridge: f64::NAN, ..defaults }, "ridge"),
         (EstimatorSettings { min_num_trials: 9_999, ..defaults }, "min_num_trials"),

@@ -306,6 +306,8 @@ fn shapes_that_do_not_fit_are_refused() {
     assert_eq!(VerifyPlanner::new(3, 0).err(), Some(zero("num_drafts")));
     let error = PlanError::TooMany { name: "num_drafts", asked: 5000, limit: 4096 };
     assert_eq!(VerifyPlanner::new(3, 5000).err(), Some(error));
+    let error = VerifyPlanner::new(1 << 20, 8).unwrap_err().to_string();
+    assert_eq!(error, "max_num_requests * num_drafts is 8388608: at most 4194304");
 }
 
 #[test]

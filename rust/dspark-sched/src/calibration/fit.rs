@@ -43,6 +43,8 @@ impl FitSettings {
                 return Err(CalibrationError::Zero { name });
             }
         }
+        check_count("num_temperatures", self.num_temperatures)?;
+        check_count("num_bins", self.num_bins)?;
         let (low, high) = (self.min_temperature, self.max_temperature);
         if !(low.is_finite() && low > 0.0) {
             let expected = "a finite number above 0";
@@ -62,6 +64,14 @@ impl FitSettings {
         }
         Ok(())
     }
+}
+
+/// Refuses counts that only a mistake asks for.
+pub(super) fn check_count(name: &'static str, count: usize) -> Result<(), CalibrationError> {
+    const LIMIT: usize = 10_000;
+    let refused =
+        CalibrationError::OutOfRange { name, found: count as f64, expected: "at most 10000" };
+    if count <= LIMIT { Ok(()) } else { Err(refused) }
 }
 
 /// What a fit did at one position.

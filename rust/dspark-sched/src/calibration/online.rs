@@ -6,7 +6,7 @@
 //! confidence `c_k` alone, whatever chose the window, since the choice saw nothing of draft `k`.
 
 use super::error::CalibrationError;
-use super::fit::{log_grid, sigmoid};
+use super::fit::{check_count, log_grid, sigmoid};
 use super::rounds::Round;
 use super::temperatures::Temperatures;
 use crate::confidence::sanitized_logit;
@@ -85,6 +85,7 @@ impl OnlineTemperatures {
         if settings.num_temperatures == 0 {
             return Err(CalibrationError::Zero { name: "num_temperatures" });
         }
+        check_count("num_temperatures", settings.num_temperatures)?;
         let grid =
             log_grid(settings.min_temperature, settings.max_temperature, settings.num_temperatures);
         let bins = vec![Bin::default(); start.values().len() * NUM_BINS];

@@ -114,6 +114,14 @@ impl AcceptanceRatio {
         (self.accepted / self.predicted).clamp(0.0, MAX_RATIO)
     }
 
+    /// Keeps the ratio, but as if it came from few drafts: what was learnt before a pause weighs no
+    /// more than a probe.
+    pub fn weaken(&mut self) {
+        let share = (RATIO_PRIOR / self.predicted).min(1.0);
+        self.predicted *= share;
+        self.accepted *= share;
+    }
+
     /// Counts one step's verified drafts: the sum of their survivals, and how many were accepted.
     pub fn observe(&mut self, predicted: f64, accepted: f64) {
         if !(predicted.is_finite() && accepted.is_finite()) || predicted <= 0.0 {

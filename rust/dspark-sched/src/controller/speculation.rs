@@ -180,6 +180,9 @@ impl SpeculationController {
             Drafting::Paid => {
                 check_accepted(num_accepted, &step.verify_lens)?;
                 let accepted: u32 = num_accepted.iter().sum();
+                if step.decision.reason == DecisionReason::Probe {
+                    self.ratio.weaken();
+                }
                 self.ratio.observe(promised(step, self.settings.num_drafts), f64::from(accepted));
                 step.plan
             }
@@ -293,7 +296,11 @@ impl SpeculationController {
         }
         self.is_fresh_start |= gate == GateState::Probe;
         let budget = match self.settings.planner {
-            // Algorithm 1 finds its own number; a probe of it learns from confidences alone.
+            // Algorithm 1 finds its own number; a probe of it learns from confidences alone. On
+            // tiers it may overshoot into one that history does not pay for: that bounds it.
+            PlannerKind::Greedy if self.settings.fill_tier && gate != GateState::Probe => {
+                filled(load, &cost, pooled, limit)
+            }
             PlannerKind::Greedy => limit,
             _ => {
                 let limits = Some(limits);
@@ -360,15 +367,23 @@ fn budget(
     } else {
         0
     };
-    let times = cost.cost.times(&past.load, cost.scale, Drafting::Paid);
-    let room = times.num_executed_tokens(*pooled).saturating_sub(past.load.num_base_tokens());
-    let filled = if settings.fill_tier { room.min(*limit).max(*pooled) } else { *pooled };
-    let num_drafts = if snapshot > 0 { snapshot } else { filled };
+    let num_drafts = match snapshot {
+        0 if settings.fill_tier => filled(&past.load, cost, *pooled, *limit),
+        0 => *pooled,
+        snapshot => snapshot,
+    };
     Ok(match gate {
         GateState::Probe => num_drafts.max(num_requests.min(*limit)),
         GateState::ExploreHalf => num_drafts.div_ceil(2),
         _ => num_drafts,
     })
+}
+
+/// A number of drafts, raised to what its tier computes anyway.
+fn filled(load: &StepLoad, cost: &PlanCost<'_>, num_drafts: u32, limit: u32) -> u32 {
+    let times = cost.cost.times(load, cost.scale, Drafting::Paid);
+    let room = times.num_executed_tokens(num_drafts).saturating_sub(load.num_base_tokens());
+    room.min(limit).max(num_drafts)
 }
 
 fn check_count(name: &'static str, asked: usize, limit: usize) -> Result<(), PlanError> {

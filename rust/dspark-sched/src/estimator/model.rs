@@ -6,6 +6,10 @@
 use super::features::{FeatureBatch, FeatureSet, NUM_FEATURES};
 use super::irls::{Coefficients, Trial, fit, logit, mean_loss};
 
+const MAX_NUM_DRAFTS: usize = 1 << 12;
+const MAX_NUM_REQUESTS: usize = 1 << 20;
+const MAX_CAPACITY: usize = 1 << 22;
+
 /// Sizes of an estimator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EstimatorSettings {
@@ -114,6 +118,16 @@ impl AcceptanceModel {
                 return Err(EstimatorError::OutOfRange { name, found, expected: "at least 1" });
             }
         }
+        let limits = [
+            ("num_drafts", num_drafts, MAX_NUM_DRAFTS),
+            ("capacity", settings.capacity, MAX_CAPACITY),
+        ];
+        for (name, found, limit) in limits {
+            if found > limit {
+                let (found, expected) = (found as f64, "at most 2^12 drafts and 2^22 trials");
+                return Err(EstimatorError::OutOfRange { name, found, expected });
+            }
+        }
         if !(settings.ridge.is_finite() && settings.ridge > 0.0) {
             let expected = "a finite number above 0";
             return Err(EstimatorError::OutOfRange {
@@ -149,6 +163,19 @@ impl AcceptanceModel {
         self.trials.len()
     }
 
+    /// Checks the shape of features, before anything is made for them.
+    ///
+    /// # Errors
+    /// [`EstimatorError::MissingFeature`], [`EstimatorError::WrongLength`], or
+    /// [`EstimatorError::OutOfRange`] for more than 2^20 requests.
+    pub fn check(&self, batch: &FeatureBatch<'_>) -> Result<(), EstimatorError> {
+        if batch.num_requests > MAX_NUM_REQUESTS {
+            let (name, found) = ("num_requests", batch.num_requests as f64);
+            return Err(EstimatorError::OutOfRange { name, found, expected: "at most 2^20" });
+        }
+        self.features.check(batch, self.num_drafts)
+    }
+
     /// Writes the confidence of each draft into `confidences` `[R, γ]`.
     ///
     /// # Errors
@@ -158,7 +185,7 @@ impl AcceptanceModel {
         batch: &FeatureBatch<'_>,
         confidences: &mut [f32],
     ) -> Result<(), EstimatorError> {
-        self.features.check(batch, self.num_drafts)?;
+        self.check(batch)?;
         check_length("confidences", confidences.len(), batch.num_requests * self.num_drafts)?;
         for (row, out) in confidences.chunks_exact_mut(self.num_drafts).enumerate() {
             for (position, out) in out.iter_mut().enumerate() {
@@ -182,7 +209,7 @@ impl AcceptanceModel {
         num_verified: &[u32],
         num_accepted: &[u32],
     ) -> Result<(), EstimatorError> {
-        self.features.check(batch, self.num_drafts)?;
+        self.check(batch)?;
         check_length("num_verified", num_verified.len(), batch.num_requests)?;
         check_length("num_accepted", num_accepted.len(), batch.num_requests)?;
         for (row, (&num_verified, &num_accepted)) in

@@ -7,6 +7,9 @@ use super::report::{PlanReport, Prediction, VerifyPlan, predict};
 use crate::confidence::sanitized;
 use crate::ids::saturating_u32;
 
+/// Most drafts of a step: what the workspace may take is bounded.
+const MAX_NUM_CELLS: usize = 1 << 22;
+
 /// What bounds a budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct BudgetRule {
@@ -55,6 +58,11 @@ impl VerifyPlanner {
             if asked > limit {
                 return Err(PlanError::TooMany { name, asked, limit });
             }
+        }
+        let asked = max_num_requests * num_drafts;
+        if asked > MAX_NUM_CELLS {
+            let name = "max_num_requests * num_drafts";
+            return Err(PlanError::TooMany { name, asked, limit: MAX_NUM_CELLS });
         }
         let verify_lens = Vec::with_capacity(max_num_requests);
         Ok(Self {

@@ -84,8 +84,9 @@ impl PyAcceptanceModel {
         features: FeatureArrays,
     ) -> PyResult<Array> {
         let features = FlatFeatures::parse(num_requests, features)?;
-        let mut out = vec![0.0; features.num_requests.saturating_mul(self.num_drafts)];
         let model = locked(py, &self.inner)?;
+        model.check(&features.batch()).map_err(BindingError::from)?;
+        let mut out = vec![0.0; features.num_requests * self.num_drafts];
         model.confidences(&features.batch(), &mut out).map_err(BindingError::from)?;
         array(py, out.into_iter())
     }
