@@ -163,6 +163,10 @@ class ModelFileError(ExtkvError, ValueError):
     """A model file is missing, damaged, or of a kind that extkv does not know."""
 
 
+class DeviceLostError(ExtkvError, RuntimeError):
+    """A device reported an error while it computed; what it computed last is not to be used."""
+
+
 class MissingPackageError(ExtkvError, ImportError):
     """A package that extkv does not need otherwise is not installed; the message says which."""
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from extkv.engine.sampling_slots import SlotRequest
+from extkv.engine.sampling_slots import SlotRequest, upload
 from extkv.engine.text import OutputText
-from extkv.errors import OutOfMemoryError, SchedulerError
+from extkv.errors import DeviceLostError, OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
 from extkv.outputs import CompletionOutput, RequestMetrics
 from extkv.sched import FinishReason, Scheduler
@@ -37,6 +37,12 @@ if TYPE_CHECKING:
     from extkv.resolved_sampling import ResolvedSampling
     from extkv.sched import RequestOutput as ScheduledOutput
     from extkv.sched import StepOutput, StepPlan
+
+
+# Newer than the oldest torch that the package takes.
+_DEVICE_ERRORS: tuple[type[Exception], ...] = (
+    (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+)
 
 
 @dataclass
@@ -213,7 +219,19 @@ class EngineCore:
         With asynchronous scheduling what is returned is of the step before, and the device computes
         the next one on return. A failure or an interrupt in the middle gives the step up: the next
         call computes it again.
+
+        Raises:
+            DeviceLostError: If the device reports an error, such as an illegal access.
         """
+        try:
+            return self._step()
+        except _DEVICE_ERRORS as error:
+            raise DeviceLostError(
+                f"the device failed in a step, which was given up: {error}. If the next one fails "
+                "too, only a new process helps"
+            ) from error
+
+    def _step(self) -> list[Sequence]:
         self._collect()
         try:
             self._launch()
@@ -254,7 +272,7 @@ class EngineCore:
         prompt_logprobs = []
         if is_prompt:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
-            kept = torch.from_numpy(plan.sample_rows.astype("int64")).to(logits.device)
+            kept = upload(plan.sample_rows.astype(np.int64), logits.device)
             logits = logits.index_select(0, kept)
         sampled = np.diff(plan.sample_start_loc).nonzero()[0]
         sampled_ids = plan.request_ids[sampled].tolist()
