@@ -16,12 +16,14 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_readme_example_runs(run_python):
+def test_readme_examples_run(run_python):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    result = run_python(blocks[0])
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.strip().isdecimal()
+    assert len(blocks) == 2
+    memory, engine = (run_python(block) for block in blocks)
+    for result in (memory, engine):
+        assert (result.returncode, result.stderr) == (0, "")
+    assert memory.stdout.strip().isdecimal()
+    assert len(engine.stdout.split()) > 3
 
 
 @pytest.mark.parametrize("module", [extkv.tensor], ids=lambda module: module.__name__)
