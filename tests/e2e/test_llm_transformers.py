@@ -115,7 +115,7 @@ def test_prompts_in_chunks_of_odd_sizes_beside_running_sequences(
 def test_sequences_that_a_tiny_cache_preempts(case, is_extensible, has_prefix_cache):
     options = {"num_gpu_blocks_override": 20} if is_extensible else fixed(20, case)
     llm = case.engine(enable_prefix_caching=has_prefix_cache, **options)
-    assert llm.kv_cache.num_blocks == 20
+    assert llm.engine.scheduler.num_blocks == 20
     case.run(llm)
     assert llm.engine.scheduler.stats().num_preemptions > 0
 

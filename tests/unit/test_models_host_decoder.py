@@ -10,8 +10,7 @@ import torch
 from extkv.models import ModelConfig, random_model
 from extkv.models.attention import causal_attention
 from extkv.models.host_decoder import HostDecoder, add_linear, linear, rms_norm, rotate
-from extkv.models.ops import rms_norm as plain_rms_norm
-from extkv.models.ops import rotary_embedding as plain_rotary_embedding
+from extkv.models.ops import DecoderOps, Norm
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -134,7 +133,9 @@ def test_rms_norm_equals_the_plain_one(shape):
     weight = torch.rand(shape[-1], generator=generator)
     before = hidden.clone()
     found = rms_norm(hidden, weight, 1e-6)
-    torch.testing.assert_close(found, plain_rms_norm(before, weight, 1e-6), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found, DecoderOps().normalize(before, Norm(weight, 1e-6)), rtol=1e-5, atol=1e-6
+    )
     assert torch.equal(hidden, before)
 
 
@@ -144,6 +145,6 @@ def test_rotate_equals_the_plain_rotation():
     tables = torch.randn(2, 9, 4, generator=generator)
     positions = torch.tensor([3, 0, 8, 8, 1])
     expected = heads.clone()
-    plain_rotary_embedding(expected[:, :4], expected[:, 4:5], *tables, positions)
+    DecoderOps().rotate(expected[:, :4], expected[:, 4:5], *tables, positions, norms=None)
     rotate(heads[:, :5], *(table[positions][:, None] for table in tables))
     torch.testing.assert_close(heads, expected, rtol=1e-6, atol=1e-6)
