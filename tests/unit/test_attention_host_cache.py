@@ -67,7 +67,6 @@ def make_inputs(
         block_table=table,
         sample_rows=torch.zeros(0, dtype=torch.int64),
         max_query_len=max([query_len for query_len, _ in lengths] + [0]),
-        max_seq_len=max([seq_len for _, seq_len in lengths] + [0]),
     )
 
 

@@ -149,7 +149,7 @@ def test_the_twins_of_the_kernels_fit_the_seam(model):
 
 def test_the_kernels_are_those_of_the_kernels_package():
     pytest.importorskip("triton", reason="this machine has no Triton")
-    assert type(kernel_ops()).__module__ == "extkv.models.kernel_ops"
+    assert type(kernel_ops()).__module__ == "extkv.models.cuda_ops"
 
 
 def test_importing_models_imports_no_kernel(run_python):

@@ -150,6 +150,6 @@ def _tensor(normalized: Normalized) -> torch.Tensor:
 def kernel_ops() -> DecoderOps:
     """Return the Triton kernels, for a model on a CUDA device."""
     # Imported late: a machine without Triton runs models too.
-    from extkv.models.kernel_ops import KernelOps
+    from extkv.models.cuda_ops import KernelOps
 
     return KernelOps()
