@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from extkv.models.dspark import DSparkModel, ReferenceSpeculator
 from extkv.models.cuda_ops import KernelOps
+from extkv.models.dspark import DSparkModel, ReferenceSpeculator
 from support.drafters import config_with_head, random_taps, tiny_config, tiny_drafter
 
 # bfloat16 has 8 bits; the interpreter cannot multiply matrices of it.
