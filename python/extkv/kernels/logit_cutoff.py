@@ -288,9 +288,8 @@ def _pass_kernel(
             # pivots above -inf unless the row has so few logits that all are kept.
             is_above = is_above & ((first + tl.arange(0, VOCAB_TILE)) < vocab_size)[:, None]
             counts += tl.where(is_above, 1.0, 0.0)
-            if is_mass != 0:
-                weights = softmax_weight(values, largest, inverse_temperature)
-                masses += tl.where(is_above, weights[:, None], 0.0)
+            weights = softmax_weight(values, largest, inverse_temperature)
+            masses += tl.where(is_above, weights[:, None], 0.0)
         found_ptrs = partials_ptr + new * partials_size
         found_ptrs += (row * num_parts + part) * (2 * _NUM_PIVOTS) + step
         tl.store(found_ptrs, tl.sum(counts, axis=0))
