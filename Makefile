@@ -55,7 +55,7 @@ gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs
 	.ci/gpu-wheel.sh
 
 gpu-test:  ## Run the GPU tests with the python and packages of this machine.
-	$(PYTHON) -m pytest -q -m "gpu and not multi_gpu" tests/gpu tests/kernels tests/e2e/test_model_cuda.py
+	$(PYTHON) -m pytest -q -m "gpu and not multi_gpu" tests/gpu tests/kernels tests/exactness tests/e2e/test_model_cuda.py
 	@if [ -x .gpu/cuda_device ]; then .gpu/cuda_device --ignored --test-threads 1; fi
 
 clean:  ## Remove everything that was built.

@@ -43,16 +43,9 @@ def bigram_model(device: str, dtype: torch.dtype):
     if device == "cpu":
         return made
     placed = random_model(CONFIG, dtype=dtype, device=device, ops=kernel_ops())
-    for source, target in zip(tensors_of(made.weights), tensors_of(placed.weights), strict=True):
+    for source, target in zip(made.weights.tensors(), placed.weights.tensors(), strict=True):
         target.copy_(source)
     return placed
-
-
-def tensors_of(weights) -> list[torch.Tensor]:
-    found = [weights.embedding, weights.final_norm, weights.lm_head]
-    for layer in weights.layers:
-        found += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-    return found
 
 
 def knowing_drafter(target, head: str = "vanilla"):

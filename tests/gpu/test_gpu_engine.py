@@ -51,20 +51,14 @@ def engine(device: str, dtype: torch.dtype = torch.float32, **options: object) -
     model = random_model(CONFIG, dtype=dtype, device="cpu", seed=3)
     if device == "cuda":
         on_device = random_model(CONFIG, dtype=dtype, device="cuda", seed=3, ops=ops)
-        for source, target in zip(tensors_of(model), tensors_of(on_device), strict=True):
+        for source, target in zip(
+            model.weights.tensors(), on_device.weights.tensors(), strict=True
+        ):
             target.copy_(source)
         model = on_device
     loaded = LoadedModel(Path("tiny"), model, NumberTokenizer(), None, GenerationDefaults())
     options = {"max_num_seqs": 16, "max_num_batched_tokens": 256, **options}
     return LLM(loaded, device=device, **options)
-
-
-def tensors_of(model) -> list[torch.Tensor]:
-    weights = model.weights
-    found = [weights.embedding, weights.final_norm, weights.lm_head]
-    for layer in weights.layers:
-        found += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-    return found
 
 
 def prompts() -> list[list[int]]:

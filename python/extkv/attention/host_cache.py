@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from extkv.attention.paged_cache import layer_caches
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -63,17 +65,13 @@ class HostPagedCache:
         self._config = config
         self._scale = config.head_dim**-0.5
         self._windows = [config.layer_window(index) for index in range(config.num_layers)]
-        tensors = cache.tensors()
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for layer_id in range(config.num_layers):
-            tensor = tensors[f"layers.{layer_id}"]
-            if isinstance(tensor, list):
-                raise TypeError("attention layers have one tensor")
-            self._block_size = tensor[0].shape[1]
-            # Each is [num_slots, num_kv_heads * head_dim].
-            self._caches.append(
-                (tensor[0].flatten(0, 1).flatten(1), tensor[1].flatten(0, 1).flatten(1))
-            )
+        caches = layer_caches(cache, config.num_layers)
+        self._block_size = caches[0][0].shape[1]
+        # Each is [num_slots, num_kv_heads * head_dim].
+        self._caches = [
+            (keys.flatten(0, 1).flatten(1), values.flatten(0, 1).flatten(1))
+            for keys, values in caches
+        ]
         self._dtype = self._caches[0][0].dtype
         self._inputs: StepInputs | None = None
         self._slots: torch.Tensor | None = None

@@ -7,13 +7,13 @@ over through block tables. On CUDA the Triton kernels do both, on the host their
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import torch
 
 from extkv.kv import FullAttentionSpec, Layer, SlidingWindowSpec
+from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
     from extkv.engine.batch import StepInputs
@@ -37,6 +37,24 @@ def cache_layers(
             )
         layers.append(Layer(f"{prefix}.{layer_id}", spec))
     return layers
+
+
+def layer_caches(
+    cache: KVCache, num_layers: int, *, prefix: str = "layers"
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return keys and values of each of `cache_layers` in a cache.
+
+    Each is [num_blocks, block_size, num_kv_heads, head_dim]; they keep their addresses when the
+    cache grows or shrinks.
+    """
+    tensors = cache.tensors()
+    caches = []
+    for layer_id in range(num_layers):
+        tensor = tensors[f"{prefix}.{layer_id}"]
+        if isinstance(tensor, list):
+            raise TypeError("attention layers have one tensor")
+        caches.append((tensor[0], tensor[1]))
+    return caches
 
 
 class NullCache:
@@ -80,13 +98,7 @@ class PagedCache:
     ) -> None:
         self._config = config
         self._is_causal = is_causal
-        self._caches: list[tuple[torch.Tensor, torch.Tensor]] = []
-        tensors = cache.tensors()
-        for layer_id in range(config.num_layers):
-            tensor = tensors[f"{prefix}.{layer_id}"]
-            if isinstance(tensor, list):
-                raise TypeError("attention layers have one tensor")
-            self._caches.append((tensor[0], tensor[1]))
+        self._caches = layer_caches(cache, config.num_layers, prefix=prefix)
         self._ops = _ops_for(cache.device)
         self._scale = config.head_dim**-0.5
         self._is_cuda = cache.device.type == "cuda"
@@ -169,8 +181,7 @@ class PagedCache:
 
 def _ops_for(device: torch.device) -> SimpleNamespace:
     """Collect the operations for a device; Triton is imported on CUDA only."""
-    package = "extkv.kernels" if device.type == "cuda" else "extkv.reference"
     ops = SimpleNamespace()
     for name in ("kv_append", "paged_attention", "decode_attention"):
-        vars(ops).update(vars(importlib.import_module(f"{package}.{name}")))
+        vars(ops).update(vars(op_module(device, name)))
     return ops

@@ -9,7 +9,6 @@ after the anchor's, where the next step's rows come to lie.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from extkv.drafting import DraftBlock, DraftLaw, MarkovDraw
 from extkv.engine.batch import StepInputs
 from extkv.engine.graphs import DecodeGraphs
 from extkv.errors import InvalidArgumentError
+from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,11 +86,9 @@ class Speculator:
         self._num_slots = drafter.num_drafts
         self._num_queries = drafter.block_size
         self._max_position = min(config.max_model_len, model.num_positions)
-        # By name, because Triton cannot be imported everywhere.
-        package = "extkv.kernels" if model.device.type == "cuda" else "extkv.reference"
-        self._inputs_op = importlib.import_module(f"{package}.draft_block_inputs")
-        self._markov = importlib.import_module(f"{package}.markov_step")
-        self._kv_append = importlib.import_module(f"{package}.kv_append").kv_append
+        self._inputs_op = op_module(model.device, "draft_block_inputs")
+        self._markov = op_module(model.device, "markov_step")
+        self._kv_append = op_module(model.device, "kv_append").kv_append
         self._graphs = DecodeGraphs()
         self._paged: PagedCache | None = None
         self._allocate(config.max_num_seqs, vocab_size)

@@ -7,7 +7,6 @@ of decoding one token at a time.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +22,7 @@ from extkv.engine.sampled_tokens import (
     write_logprobs,
 )
 from extkv.engine.sampling_slots import upload
+from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,8 +184,7 @@ class Verifier:
         self._method = options.rejection_sample_method
         self._num_drafts = num_drafts
         self.counts = DraftCounts()
-        package = "extkv.kernels" if sampler.device.type == "cuda" else "extkv.reference"
-        self._rejection = importlib.import_module(f"{package}.rejection")
+        self._rejection = op_module(sampler.device, "rejection")
         rates = options.synthetic_acceptance_rates
         self._rates: torch.Tensor | None = None
         if rates is not None:

@@ -8,7 +8,6 @@ Nothing here waits for the device but `wait` of what is returned.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,6 +26,7 @@ from extkv.engine.sampling_slots import (
     upload,
 )
 from extkv.errors import InvalidArgumentError
+from extkv.op_modules import op_module
 from extkv.resolved_sampling import ResolvedSampling
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -82,11 +82,9 @@ class Sampler:
         self._device = device
         self._states: list[SlotState | None] = [None] * num_slots
         self._parameters = SlotParameters(num_slots, device)
-        # By name, because Triton cannot be imported everywhere.
-        package = "extkv.kernels" if device.type == "cuda" else "extkv.reference"
-        self._sampling = importlib.import_module(f"{package}.sampling")
-        self._penalties = importlib.import_module(f"{package}.penalties")
-        self._cutoff = importlib.import_module(f"{package}.logit_cutoff")
+        self._sampling = op_module(device, "sampling")
+        self._penalties = op_module(device, "penalties")
+        self._cutoff = op_module(device, "logit_cutoff")
         self._workspace = self._new_workspace(num_slots)
 
     def enter(self, slot: int, generation: int, request: SlotRequest) -> None:

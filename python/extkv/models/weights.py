@@ -73,12 +73,16 @@ class ModelWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights; a tied head counts once."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return every weight once, those outside the layers first."""
         tensors = [self.embedding, self.final_norm]
         if self.lm_head is not self.embedding:
             tensors.append(self.lm_head)
         for layer in self.layers:
             tensors += [value for value in vars(layer).values() if isinstance(value, torch.Tensor)]
-        return sum(tensor.nbytes for tensor in tensors)
+        return tensors
 
 
 SlotKind = Literal["matrix", "norm", "bias"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from extkv.sampling_params import LEAST_TEMPERATURE
+
 # Enough for nearly every nucleus; a row that needs more orders its whole vocabulary.
 _NUM_CANDIDATES = 1024
-_LEAST_TEMPERATURE = 1e-5
 
 
 def logit_cutoff(
@@ -28,7 +29,7 @@ def logit_cutoff(
     values = logits.to(torch.float32)
     values = torch.where(values.isnan(), -torch.inf, values)
     largest = values.amax(1)
-    is_sampled = (temperature >= _LEAST_TEMPERATURE) & (largest > -torch.inf)
+    is_sampled = (temperature >= LEAST_TEMPERATURE) & (largest > -torch.inf)
     if min_p is not None:
         lowest = largest + temperature * min_p.log()
         out.copy_(torch.where(is_sampled & (min_p > 0), lowest, out))

@@ -8,9 +8,9 @@ from torch.nn import functional
 from extkv.drafting import MarkovDraw
 from extkv.reference.philox import Stream, philox_uniforms
 from extkv.reference.sampling import RowFlag, pick
+from extkv.sampling_params import LEAST_TEMPERATURE
 
 DRAFT_VOCAB_TILE = 128
-_LEAST_TEMPERATURE = 1e-5
 
 
 def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
@@ -70,7 +70,7 @@ def markov_step(
     if temperature is not None:
         assert seeds is not None
         assert positions is not None
-        is_sampled = temperature >= _LEAST_TEMPERATURE
+        is_sampled = temperature >= LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
         uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
         found, masses = draw_in_tiles(values, heat, uniforms)

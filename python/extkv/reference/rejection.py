@@ -11,12 +11,12 @@ from extkv.drafting import DraftLaw, Verification
 from extkv.reference.markov_step import DRAFT_VOCAB_TILE, markov_logits, softmax_weights
 from extkv.reference.philox import Stream, philox_uniforms
 from extkv.reference.sampling import VOCAB_TILE, RowFlag, draw_from_softmax, pick
+from extkv.sampling_params import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Method = Literal["standard", "block", "synthetic"]
-_LEAST_TEMPERATURE = 1e-5
 _LEAST_RESIDUAL = 1e-8
 _ALIGNMENT = 32
 
@@ -154,7 +154,7 @@ def _windows(  # noqa: PLR0917 as verify_drafts
     flags = has_nan.any(1) * RowFlag.HAS_NAN + (largest == -torch.inf) * RowFlag.NO_CANDIDATE
     if cutoff is not None:
         values = torch.where(values >= cutoff[:, None], values, -torch.inf)
-    is_greedy = ~(temperature >= _LEAST_TEMPERATURE)
+    is_greedy = ~(temperature >= LEAST_TEMPERATURE)
     heat = torch.where(is_greedy, 1.0, temperature)
     weights = softmax_weights(values, largest[:, None], heat[:, None])
     p = weights / weights.sum(1, keepdim=True)

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 from extkv.reference.philox import Stream, philox_uniforms
+from extkv.sampling_params import LEAST_TEMPERATURE
 
 VOCAB_TILE = 2048
-_LEAST_TEMPERATURE = 1e-5
 
 
 class RowFlag(enum.IntFlag):
@@ -57,7 +57,7 @@ def sample_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token per row; see `extkv.kernels.sampling.sample_tokens`."""
     tokens, flags = argmax_tokens(logits, out=out)
-    rows = ((temperature >= _LEAST_TEMPERATURE) & (flags & RowFlag.NO_CANDIDATE == 0)).nonzero()
+    rows = ((temperature >= LEAST_TEMPERATURE) & (flags & RowFlag.NO_CANDIDATE == 0)).nonzero()
     rows = rows[:, 0]
     if rows.numel() == 0:
         return tokens, flags

@@ -13,12 +13,10 @@ from torch.nn import functional
 
 from extkv.errors import InvalidArgumentError
 from extkv.models.dspark.blocks import block_positions, block_token_ids, draft_rows
+from extkv.sampling_params import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
     from extkv.models.dspark.model import DSparkModel
-
-# Below it, sampling is choosing the largest logit.
-LEAST_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True)
