@@ -102,11 +102,13 @@ def test_requests_aborts_and_calls_arrive_decoded():
         front.add(request_fields("r1", [1, 2, 3], temperature=0.5, max_tokens=7))
         arrived = one(connection)
         assert isinstance(arrived, RequestArrived)
+        assert arrived.client == 0
         request = arrived.request
-        assert (request.request_id, request.prompt_token_ids) == ("r1", [1, 2, 3])
-        assert request.sampling_params["temperature"] == 0.5
-        assert request.sampling_params["max_tokens"] == 7
-        assert request.special_fields == []
+        assert (request.request_id, request.prompt_token_ids.tolist()) == ("r1", [1, 2, 3])
+        assert request.sampling_params.temperature == 0.5
+        changed = request.sampling_params.changed_fields()
+        assert (changed["temperature"], changed["max_tokens"]) == (0.5, 7)
+        assert "top_p" not in changed
         front.send(ABORT, ["r1", "r2"])
         assert one(connection) == AbortArrived(["r1", "r2"])
         front.send(UTILITY, [0, 2**64 - 1, "reset_prefix_cache", [True, "x", None]])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Protocol
 
+    from extkv import protocol
+
     class OutputNews(Protocol):
         """What is new about one request; `extkv.serve.outputs.RequestNews` has the fields."""
 
@@ -30,10 +32,12 @@ class RequestArrived:
     """A client sent a request.
 
     Attributes:
+        client: Which client.
         request: The request, with vLLM's field names.
     """
 
-    request: _extkv.ServedRequest
+    client: int
+    request: protocol.EngineCoreRequest
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,7 @@ class EngineConnection:
 
 
 _KINDS: dict[str, Any] = {
-    "request": RequestArrived,
+    "request": lambda contents: RequestArrived(*contents),
     "abort": AbortArrived,
     "utility": lambda contents: CallArrived(*contents),
     "start_wave": lambda contents: WaveStarted(*contents),
