@@ -116,6 +116,9 @@ def test_requests_run_on_both_engines_whose_loads_reach_the_coordinator_and_no_w
 
 def test_a_coordinator_that_goes_away_leaves_engines_and_streams_alone(deployment, caplog):
     client, coordinator, engines = deployment
+    # Loads come only from engines that have the coordinator's marker.
+    finish(client, [f"r{number}" for number in range(8)], 4)
+    eventually(lambda: {engine for engine, *_ in coordinator.all_counts} == {0, 1})
     coordinator.close()
     coordinator.close = lambda: None
     eventually(lambda: caplog.text.count("the coordinator is gone") == NUM_ENGINES)

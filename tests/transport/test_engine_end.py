@@ -264,6 +264,25 @@ def test_a_coordinator_without_its_marker_is_given_up():
         assert failures == ["timed out"]
 
 
+def test_a_coordinator_that_goes_before_its_marker_is_not_waited_for():
+    with FrontPeer(coordinator=True) as front:
+        failures = []
+
+        def connect():
+            connection = EngineConnection(front.address, reconnect_for_s=0.05)
+            with pytest.raises(MalformedMessageError, match=r"coordinator.*it is gone"):
+                connection.start(READY_RESPONSE)
+            failures.append("gone")
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        front.greet()
+        assert front.publisher.recv() == b"\x01"
+        front.publisher.close(linger=0)
+        thread.join(LONG_S)
+        assert failures == ["gone"]
+
+
 def test_a_closing_engine_refuses_work_by_itself():
     with FrontPeer() as front, connected(front) as connection:
         connection.refuse_work()

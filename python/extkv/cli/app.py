@@ -14,6 +14,7 @@ from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
 from extkv.cli.serve import serve
+from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -49,6 +50,7 @@ app.command()(serve)
 app.command()(client)
 app.command()(doctor)
 app.add_typer(bench)
+app.add_typer(wire)
 
 
 def _print_version(*, value: bool) -> None:

@@ -212,7 +212,8 @@ class EngineConnection:
             ready_response: Fields of vLLM's `EngineCoreReadyResponse`.
 
         Raises:
-            MalformedMessageError: If a field is missing or of the wrong type.
+            MalformedMessageError: If a field is missing or of the wrong type, or the coordinator
+                goes away.
             TransportTimeoutError: If the coordinator does not answer.
             TransportClosedError: If it was called before.
         """
