@@ -14,8 +14,8 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Enough steps for every shape of step: probes come after 64, exploration after 128.
-const NUM_WARMUP_STEPS: usize = 400;
-const NUM_STEPS: usize = 400;
+const NUM_WARMUP_STEPS: usize = 200;
+const NUM_STEPS: usize = 200;
 
 fn check(name: &str, mut call: impl FnMut()) {
     let region = Region::new(ALLOCATOR);
@@ -59,11 +59,8 @@ fn check_planners() {
 
 fn check_controller() {
     let mut steps = SteadyLoop::new();
-    let mut num_tokens = 0;
-    for _ in 0..NUM_WARMUP_STEPS {
-        num_tokens += steps.step();
-    }
-    assert!(num_tokens > NUM_WARMUP_STEPS as u64 * u64::from(NUM_REQUESTS), "nothing is drafted");
+    let num_drafting = (0..NUM_WARMUP_STEPS).filter(|_| steps.step() > NUM_REQUESTS / 2).count();
+    assert!(num_drafting > NUM_WARMUP_STEPS / 2, "{num_drafting} steps verified drafts");
     check("decide, plan, observe", || {
         for _ in 0..NUM_STEPS {
             steps.step();

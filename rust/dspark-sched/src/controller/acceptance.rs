@@ -9,7 +9,13 @@ const NUM_BINS: usize = 256;
 /// Weight of the past when a drafting step follows another.
 const DENSITY_DECAY: f64 = 0.9;
 const RATIO_DECAY: f64 = 0.99;
+/// Accepted and predicted drafts that are assumed before any data.
 const RATIO_PRIOR: f64 = 64.0;
+/// Predicted drafts that the past weighs at most. A model of confidences that is refitted takes over
+/// what the ratio had learnt; until the ratio forgets it, both count.
+const RATIO_MEMORY: f64 = 256.0;
+/// The same when a probe begins: it must be able to say something new.
+const RATIO_PROBE_MEMORY: f64 = 16.0;
 const MAX_RATIO: f64 = 2.0;
 
 /// How many drafts of a request have about which survival.
@@ -117,9 +123,7 @@ impl AcceptanceRatio {
     /// Keeps the ratio, but as if it came from few drafts: what was learnt before a pause weighs no
     /// more than a probe.
     pub fn weaken(&mut self) {
-        let share = (RATIO_PRIOR / self.predicted).min(1.0);
-        self.predicted *= share;
-        self.accepted *= share;
+        self.forget(RATIO_PROBE_MEMORY);
     }
 
     /// Counts one step's verified drafts: the sum of their survivals, and how many were accepted.
@@ -127,9 +131,16 @@ impl AcceptanceRatio {
         if !(predicted.is_finite() && accepted.is_finite()) || predicted <= 0.0 {
             return;
         }
+        self.forget(RATIO_MEMORY);
         let prior = RATIO_PRIOR * (1.0 - RATIO_DECAY);
         self.predicted = RATIO_DECAY * self.predicted + predicted + prior;
         self.accepted = RATIO_DECAY * self.accepted + accepted + prior;
+    }
+
+    fn forget(&mut self, memory: f64) {
+        let share = (memory / self.predicted).min(1.0);
+        self.predicted *= share;
+        self.accepted *= share;
     }
 }
 

@@ -12,23 +12,25 @@ use super::{Random, slot_rows, survival_of};
 pub(crate) const NUM_REQUESTS: u32 = 512;
 pub(crate) const NUM_DRAFTS: usize = 7;
 
+/// Confidences of mean 0.8.
 fn random_confidences(seed: u64) -> Vec<f32> {
     let mut random = Random(seed);
-    (0..NUM_REQUESTS as usize * NUM_DRAFTS).map(|_| random.uniform() as f32).collect()
+    let num_cells = NUM_REQUESTS as usize * NUM_DRAFTS;
+    (0..num_cells).map(|_| random.uniform().powf(0.25) as f32).collect()
 }
 
-/// Survival of uniform confidences.
+/// Survival of random confidences.
 pub(crate) fn random_survival(seed: u64) -> Vec<f32> {
     let confidences = random_confidences(seed);
     survival_of(&confidences.chunks_exact(NUM_DRAFTS).collect::<Vec<_>>())
 }
 
-/// A table with graph tiers up to 512 tokens and a knee at 256.
+/// A table with graph tiers and a knee at 1024 tokens, up to which drafts pay.
 pub(crate) fn stairs() -> StepCost {
     let table = CostTable {
-        token_us: vec![Knot(1, 4000.0), Knot(256, 9000.0), Knot(4096, 110_000.0)],
-        draft_us: vec![Knot(1, 900.0), Knot(512, 3600.0)],
-        tiers: (1..=64).map(|tier| tier * 8).collect(),
+        token_us: vec![Knot(1, 4000.0), Knot(1024, 9000.0), Knot(4096, 110_000.0)],
+        draft_us: vec![Knot(1, 900.0), Knot(512, 1600.0)],
+        tiers: (1..=128).map(|tier| tier * 8).collect(),
         ..CostTable::default()
     };
     StepCost::new(table).unwrap()
@@ -58,8 +60,8 @@ impl SteadyLoop {
         }
     }
 
-    /// One step; returns its tokens.
-    pub(crate) fn step(&mut self) -> u64 {
+    /// One step; returns the drafts that it verified.
+    pub(crate) fn step(&mut self) -> u32 {
         self.step += 1;
         let load = StepLoad::of_requests(NUM_REQUESTS);
         let decision =
@@ -73,7 +75,7 @@ impl SteadyLoop {
             self.accepted.extend(plan.verify_lens.iter().map(|len| len.div_ceil(2)));
         }
         let us = self.cost.step_us(&load, num_drafts, drafting);
-        let report = self.controller.observe(&self.accepted, Some(us)).unwrap();
-        u64::from(report.num_tokens)
+        self.controller.observe(&self.accepted, Some(us)).unwrap();
+        num_drafts
     }
 }
