@@ -123,6 +123,25 @@ class SpeculativeOptions:
                 f"{self.confidence!r}"
             )
 
+    def confidence_source(self, *, has_head: bool) -> ConfidenceSource:
+        """Return where confidences come from; ``"acceptance"`` where nothing is scheduled.
+
+        Args:
+            has_head: Whether the drafter has a confidence head.
+
+        Raises:
+            InvalidArgumentError: If it has none and one is needed.
+        """
+        if self.verification == "fixed":
+            return "acceptance"
+        source = self.confidence or ("head" if has_head else "acceptance")
+        if source in {"head", "both"} and not has_head:
+            raise InvalidArgumentError(
+                f"confidence is {source!r}, the drafter has no confidence head: use 'margin' or "
+                "'acceptance'"
+            )
+        return source
+
     def load_step_cost(self) -> StepCost | None:
         """Return the cost table; None to measure it.
 
