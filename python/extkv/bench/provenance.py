@@ -41,10 +41,16 @@ def provenance(pair: Pair, **facts: object) -> dict[str, str]:
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
         "commit": commit(),
-        "command": shlex.join(Path(part).name if part == sys.argv[0] else part for part in sys.argv),
+        "command": _command(),
         "date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
     }
     return {name: str(value) for name, value in (values | facts).items()}
+
+
+def _command() -> str:
+    """Return the command line without the folders of this machine's programs."""
+    name = Path(sys.argv[0]).name
+    return shlex.join(["extkv" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def commit() -> str:

@@ -10,12 +10,14 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from extkv.bench.steady_load import SteadyLoad
 from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from extkv.bench.verify_pin import VerifyPin
@@ -148,6 +150,34 @@ class ScheduleResult:
             "points": points,
         }
         return json.dumps(values)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ScheduleResult:
+        """Read what `to_json` gave, from a file.
+
+        Raises:
+            InvalidArgumentError: If the file cannot be read or holds no such result.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            points = tuple(
+                SchedulePoint(
+                    num_requests=one["num_requests"],
+                    schedule=one["schedule"],
+                    tokens_per_second=one["tokens_per_second"],
+                    step_us=one["step_us"],
+                    tokens_per_step=one["tokens_per_step"],
+                    rounds=tuple(one["rounds"]),
+                )
+                for one in values["points"]
+            )
+            rates = values["acceptance_rates"]
+            lists = {name: tuple(v) for name, v in values["settings"].items() if type(v) is list}
+            settings = ScheduleSettings(**(values["settings"] | lists))
+            source = values["source"]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidArgumentError(f"cannot read the schedules {path}: {error!r}") from error
+        return cls(points, source, None if rates is None else tuple(rates), settings)
 
     def table(self) -> str:
         """Return the result for people."""

@@ -78,13 +78,20 @@ class ProfileSettings:
 
     @classmethod
     def default(
-        cls, *, max_num_seqs: int, num_drafts: int, is_cuda: bool, is_quick: bool
+        cls,
+        *,
+        max_num_seqs: int,
+        num_drafts: int,
+        max_model_len: int,
+        is_cuda: bool,
+        is_quick: bool,
     ) -> ProfileSettings:
         """Return what is measured where nothing is said.
 
         Args:
             max_num_seqs: Most requests that the engine runs.
             num_drafts: Drafts that the drafter makes; 0 without one.
+            max_model_len: Longest sequence; contexts leave room for the steps.
             is_cuda: Whether the device is a GPU.
             is_quick: Whether to measure fewer shapes and repeats.
         """
@@ -95,12 +102,15 @@ class ProfileSettings:
         if is_quick:
             lens = sorted({0, lens[len(lens) // 2], num_drafts})
         contexts = (256, 2048) if is_cuda else (16, 128)
-        return cls(
+        found = cls(
             num_requests=tuple(sorted({*powers, max_num_seqs})),
             verify_lens=tuple(lens) if num_drafts else (),
             context_lens=contexts[:1] if is_quick else contexts,
             num_steps=7 if is_quick else 12,
         )
+        room = max_model_len - found.num_steps_of_load - 2 * (1 + num_drafts)
+        fitting = {max(min(context, room), 1) for context in found.context_lens}
+        return replace(found, context_lens=tuple(sorted(fitting)))
 
     @property
     def shapes(self) -> tuple[int | None, ...]:
@@ -210,7 +220,7 @@ def profile_steps(
                 if not pin.fits(num_requests, needed):
                     skipped.append((num_requests, needed))
                     continue
-                if load.room < settings.num_steps_of_load:
+                if load.num_requests and load.room < needed - context_len:
                     load.resize(0)
                 for sample in _measure(pin, load, num_requests, settings):
                     samples.append(sample)
@@ -240,11 +250,11 @@ def _measure(
             for _ in range(settings.num_warmup_steps):
                 load.step_us()
             times = [load.step_us() for _ in range(settings.num_steps)]
-            num_tokens = num_requests * (1 + (verify_len or 0))
+            num_drafts = num_requests * (verify_len or 0)
             trials.append(
                 StepSample(
                     num_requests=num_requests,
-                    num_tokens=pin.num_executed_tokens(num_tokens),
+                    num_tokens=pin.num_executed_tokens(num_requests, num_drafts),
                     drafts=verify_len is not None,
                     step_us=statistics.median(times),
                     spread_us=float(np.subtract(*np.percentile(times, [90, 10]))),
@@ -301,7 +311,15 @@ def fit_plain_steps(
         )
         for sample in samples
     ]
-    return StepFit(cost, max(ratios), statistics.mean(ratios))
+    worst = max(ratios)
+    if worst > limits.max_residual_ratio:
+        sample = samples[ratios.index(worst)]
+        raise CostTableError(
+            f"a step of {sample.num_requests} requests with {sample.num_context_tokens} context "
+            f"tokens took {sample.step_us:.0f} us, {worst:.0%} from the table, more than "
+            f"{limits.max_residual_ratio:.0%}"
+        )
+    return StepFit(cost, worst, statistics.mean(ratios))
 
 
 def _context_slope(samples: Sequence[StepSample]) -> float:
