@@ -142,7 +142,8 @@ class AcceptanceRates:
         is_same = self._generations[slots] == draft_round.generations
         accepted, promised = np.where(is_same[:, None], self._of_slot[slots], 0.0).T
         scale = (accepted + _REQUEST_PRIOR) / (promised + _REQUEST_PRIOR)
-        return np.clip(self.rates * scale[:, None], 0.0, 1.0).astype(np.float32)
+        likely: Float64Array = np.clip(self.rates * scale[:, None], 0.0, 1.0)
+        return likely.astype(np.float32)
 
     def observe(
         self, draft_round: DraftRound, num_verified: Int32Array, num_accepted: Int32Array

@@ -1,10 +1,10 @@
 """Verify lengths by a `SpeculationController`: budgets from history, shared out by confidence.
 
-Where a decision says all drafts or none, the lengths are known and the host goes on; the confidences
-are read when they are there. For a number in between the host waits for the draft pass, whose last
-result they are, and only then plans the step: the price is the host's work for a step, some hundred
-microseconds, which would else hide behind the draft pass. Confidences that are history, as
-`AcceptanceRates`, cost no wait.
+Where a decision says all drafts or none, the lengths are known and the host goes on; the
+confidences are read when they are there. For a number in between the host waits for the draft pass,
+whose last result they are, and only then plans the step: the price is the host's work for a step,
+some hundred microseconds, which would else hide behind the draft pass. Confidences that are
+history, as `AcceptanceRates`, cost no wait.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How many drafts each request verifies: what an engine asks, and the schedule that is always the same.
+"""How many drafts each request verifies: what an engine asks, and the schedule that never changes.
 
-A round is what the engine drafts after a step and verifies in the next one. Its life, in this order:
+A round is what the engine drafts after a step and verifies in the next one. Its life, in order:
 `decide` before the draft pass, `lens` when the step's tokens are known, `start` when the next step
 is launched, `observe` when that step's tokens are known. With asynchronous scheduling `decide` of a
 round comes between `start` and `observe` of the round before.

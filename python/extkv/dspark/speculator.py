@@ -56,6 +56,8 @@ class Speculator:
     Attributes:
         num_drafts: Drafts per request.
         tap_layer_ids: Layers of the target whose output is the drafter's context.
+        max_position: First position that cannot be drafted at, by the engine's limit or the
+            drafter's.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Speculator:
         self._config = config
         self._num_slots = drafter.num_drafts
         self._num_queries = drafter.block_size
-        self._max_position = min(config.max_model_len, model.num_positions)
+        self.max_position = min(config.max_model_len, model.num_positions)
         self._inputs_op = op_module(model.device, "draft_block_inputs")
         self._markov = op_module(model.device, "markov_step")
         self._kv_append = op_module(model.device, "kv_append").kv_append
@@ -200,7 +202,7 @@ class Speculator:
             num_drafts=self._num_slots,
             mask_token_id=self.model.config.mask_token_id,
             vocab_size=self.model.decoder.config.vocab_size,
-            max_position=self._max_position,
+            max_position=self.max_position,
             sample_from_anchor=self.model.config.samples_from_anchor,
             out=block,
         )

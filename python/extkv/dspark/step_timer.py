@@ -24,7 +24,7 @@ class Mark:
 
 
 class StepTimer:
-    """Measures from the end of one verification to the end of the next: draft pass, gaps and all."""
+    """Measures from the end of one verification to that of the next: draft pass, gaps and all."""
 
     def __init__(self, device: torch.device) -> None:
         """Make a timer for a device."""

@@ -10,6 +10,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torch.cuda import _POOL_HANDLE
+
 
 class DecodeGraphs:
     """Replay the forward pass of the smallest captured size that holds a step.
@@ -19,7 +21,7 @@ class DecodeGraphs:
     """
 
     def __init__(self) -> None:
-        self.pool: tuple[int, int] | None = None
+        self.pool: _POOL_HANDLE | None = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._sizes: list[int] = []
 

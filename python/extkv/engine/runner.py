@@ -189,6 +189,19 @@ class ModelRunner:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
 
+    @torch.inference_mode()
+    def run_blank(self, num_tokens: int, max_query_len: int) -> None:
+        """Run a decode step that touches no cache, as its graph where there is one.
+
+        For the time it takes, before the first step. Arguments are those of `fill_decode`.
+        """
+        graphs = self._graphs[max_query_len]
+        if num_tokens in graphs.sizes:
+            graphs.replay(num_tokens)
+            return
+        inputs = self._buffers.decode_views(num_tokens, max_query_len)
+        self.model.compute_logits(self._forward(inputs, self._bound(inputs)))
+
     def _forward(
         self, inputs: StepInputs, cache: NullCache | PagedCache | HostPagedCache
     ) -> torch.Tensor:
