@@ -120,7 +120,8 @@ class ProfileSettings:
     @property
     def num_steps_of_load(self) -> int:
         """Most steps of one load of so many requests, repeats of noisy shapes included."""
-        return len(self.shapes) * _MAX_TRIALS * (self.num_warmup_steps + self.num_steps)
+        of_trial = 2 * (self.num_warmup_steps + self.num_steps) + 4
+        return len(self.shapes) * _MAX_TRIALS * of_trial
 
 
 @dataclass(frozen=True)
@@ -247,9 +248,8 @@ def _measure(
         pin.set(verify_len)
         trials: list[StepSample] = []
         while len(trials) < _MAX_TRIALS:
-            for _ in range(settings.num_warmup_steps):
-                load.step_us()
-            times = [load.step_us() for _ in range(settings.num_steps)]
+            pin.timed_steps(load, settings.num_warmup_steps)
+            times = pin.timed_steps(load, settings.num_steps)
             num_drafts = num_requests * (verify_len or 0)
             trials.append(
                 StepSample(

@@ -14,7 +14,9 @@ from extkv.errors import InvalidArgumentError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from extkv.bench.steady_load import SteadyLoad
     from extkv.dspark.schedule import DraftRound, DraftSignals, VerifySchedule
+    from extkv.dspark.step_reports import SpeculationReport
     from extkv.engine import LLM
 
     Int32Array = npt.NDArray[np.int32]
@@ -171,6 +173,41 @@ class VerifyPin:
         """Let the engine's own schedule decide from now on."""
         if self._schedule is not None:
             self._schedule.is_pinned = False
+
+    def timed_steps(self, load: SteadyLoad, num_steps: int) -> list[float]:
+        """Run steps of the pinned shape and return their times in microseconds.
+
+        With a drafter they are the engine's own, from the end of a verification to the end of the
+        next, by the device's clock where it has one; without, those of the host's clock. Steps that
+        are of another shape, because a round was decided before, do not count.
+
+        Raises:
+            InvalidArgumentError: If steps never have the shape: a request is near its longest.
+        """
+        drafting = self.llm.engine.drafting
+        if drafting is None or self._schedule is None:
+            return [load.step_us() for _ in range(num_steps)]
+        verify_len = self._schedule.pinned.verify_len
+        wanted = (verify_len is not None, load.num_requests * (verify_len or 0))
+        times: list[float] = []
+
+        def keep(report: SpeculationReport) -> None:
+            shape = (report.has_drafted, report.num_verified)
+            if shape == wanted and report.num_requests == load.num_requests:
+                times.append(report.measured_us)
+
+        before, drafting.on_report = drafting.on_report, keep
+        try:
+            for _ in range(2 * num_steps + 2):
+                load.step_us()
+                if len(times) >= num_steps:
+                    return times
+        finally:
+            drafting.on_report = before
+        raise InvalidArgumentError(
+            f"{len(times)} of {2 * num_steps + 2} steps verified {wanted[1]} drafts of "
+            f"{load.num_requests} requests, expected at least {num_steps}"
+        )
 
     def num_executed_tokens(self, num_requests: int, num_drafts: int) -> int:
         """Return the tokens that run for so many: those of the next captured graph.
