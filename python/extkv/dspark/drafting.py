@@ -82,6 +82,19 @@ class Drafting:
         return self._speculator.model.config.block_size
 
     @property
+    def schedule(self) -> VerifySchedule:
+        """Says whether to draft and how many drafts to verify.
+
+        Another one may take its place while no request runs.
+        """
+        return self.rounds.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: VerifySchedule) -> None:
+        self.reset()
+        self.rounds.schedule = schedule
+
+    @property
     def waits(self) -> bool:
         """Whether `end_step` waits for the draft pass."""
         return self.rounds.waits
