@@ -173,7 +173,7 @@ class LLM:
     def step_reports(self) -> Sequence[SpeculationReport]:
         """What became of the drafts of each of the last steps; empty without a drafter."""
         drafting = self.engine.drafting
-        return [] if drafting is None else list(drafting.reports)
+        return [] if drafting is None else list(drafting.rounds.reports)
 
     @property
     def sizing_plan(self) -> SizingPlan:
