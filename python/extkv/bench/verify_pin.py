@@ -196,14 +196,15 @@ class VerifyPin:
             if shape == wanted and report.num_requests == load.num_requests:
                 times.append(report.measured_us)
 
-        before, drafting.on_report = drafting.on_report, keep
+        rounds = drafting.rounds
+        before, rounds.on_report = rounds.on_report, keep
         try:
             for _ in range(2 * num_steps + 2):
                 load.step_us()
                 if len(times) >= num_steps:
                     return times
         finally:
-            drafting.on_report = before
+            rounds.on_report = before
         raise InvalidArgumentError(
             f"{len(times)} of {2 * num_steps + 2} steps verified {wanted[1]} drafts of "
             f"{load.num_requests} requests, expected at least {num_steps}"
