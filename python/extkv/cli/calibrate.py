@@ -188,9 +188,17 @@ def _record(
     from extkv.bench.pairs import PairSettings
     from extkv.bench.provenance import provenance
     from extkv.bench.recording import record_rounds
+    from extkv.dspark.cost import CostTable, StepCost
 
     settings = PairSettings(model=target, draft=draft, **options)
-    speculative = {"method": "dspark", "verification": "scheduled", "confidence": "head"}
+    # Every draft is verified, so no step's cost is looked up, and none need be measured.
+    unused = StepCost(CostTable(token_us=((1, 1.0), (2, 2.0))))
+    speculative = {
+        "method": "dspark",
+        "verification": "scheduled",
+        "confidence": "head",
+        "step_cost": unused,
+    }
     with progress_bars() as on_progress:
         pair, pin = open_pinned(settings, speculative, on_progress, max_num_seqs=max_num_seqs)
         with closing(pin.llm):
