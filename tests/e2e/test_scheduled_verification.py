@@ -38,6 +38,7 @@ MIDDLING = StepCost(
 # A token costs as much as a step of one: drafts never pay.
 COMPUTE_BOUND = StepCost(CostTable(token_us=((1, 100.0), (30, 3000.0)), draft_us=((1, 50.0),)))
 INTERVALS = {"probe_interval": 3, "max_probe_interval": 6, "explore_interval": 7}
+NUM_ENDS = 200
 PRESSURE = [
     {},
     {"num_gpu_blocks_override": 14},
@@ -123,13 +124,10 @@ def test_a_drafter_that_comes_back_drafts_as_if_it_had_never_paused(loaded):
 
 @pytest.mark.parametrize("planner", ["lagged", "greedy"])
 @pytest.mark.parametrize("confidence", ["head", "margin", "both", "acceptance"])
-@pytest.mark.parametrize("options", PRESSURE[1:4:2], ids=PRESSURE_NAMES[1:4:2])
-def test_every_planner_and_confidence_keeps_greedy_text(
-    loaded, expected, planner, confidence, options
-):
+def test_every_planner_and_confidence_keeps_greedy_text(loaded, expected, planner, confidence):
     speculative = scheduled(planner=planner, confidence=confidence)
+    options = {"async_scheduling": confidence != "margin", "num_gpu_blocks_override": 14}
     llm = engine(loaded, knowing_drafter(loaded), speculative=speculative, **options)
-    assert tokens(llm) == expected
     assert tokens(llm) == expected
     assert reasons(llm)["gain"] > 0
     for report in llm.step_reports:
@@ -215,13 +213,14 @@ def test_ends_of_sequence_come_as_often_as_without_drafts(loaded):
     """A window that is not what the device computed once raised throughput and ended nothing."""
     stops = [3, 5]
     params = [
-        SamplingParams(temperature=1.0, seed=seed, max_tokens=20, stop_token_ids=stops)
-        for seed in range(400)
+        SamplingParams(
+            temperature=1.0, seed=seed, max_tokens=20, ignore_eos=True, stop_token_ids=stops
+        )
+        for seed in range(NUM_ENDS)
     ]
     lengths, ended = {}, {}
     arms = {
         "none": {"fixed_verify_len": 0},
-        "all": {"verification": "fixed"},
         "scheduled": scheduled(),
         "greedy": scheduled(planner="greedy"),
     }
@@ -233,18 +232,18 @@ def test_ends_of_sequence_come_as_often_as_without_drafts(loaded):
             max_num_seqs=64,
             max_num_batched_tokens=320,
         )
-        outputs = [o.outputs[0] for o in llm.generate([[9, 4]] * 400, params, use_tqdm=False)]
+        outputs = [o.outputs[0] for o in llm.generate([[9, 4]] * NUM_ENDS, params, use_tqdm=False)]
         found = np.array([len(output.token_ids) for output in outputs])
-        ended[name] = sum(output.finish_reason == "stop" for output in outputs) / 400
+        ended[name] = sum(output.finish_reason == "stop" for output in outputs) / NUM_ENDS
         lengths[name] = found.mean()
-        spread = found.std() / 20  # of the mean, over 400 samples
+        spread = found.std() / NUM_ENDS**0.5  # of the mean
         assert all(o.token_ids[-1] in stops for o in outputs if o.finish_reason == "stop")
         assert not any(set(o.token_ids[:-1]) & set(stops) for o in outputs)
-    for name in ("all", "scheduled", "greedy"):
+    for name in ("scheduled", "greedy"):
         # Four standard deviations of a difference of two means, and of two shares.
         assert abs(lengths[name] - lengths["none"]) < 4 * 2**0.5 * spread
         share = ended["none"]
-        assert abs(ended[name] - share) < 4 * (2 * share * (1 - share) / 400) ** 0.5 + 1e-9
+        assert abs(ended[name] - share) < 4 * (2 * share * (1 - share) / NUM_ENDS) ** 0.5 + 1e-9
 
 
 def test_b53_where_tokens_cost_what_they_yield_drafting_stops_and_is_tried_again(loaded, expected):

@@ -129,7 +129,13 @@ def test_64_equal_prompts_agree():
 
 def test_a_window_never_gives_more_than_it_verified_and_ends_come_as_without():
     params = [
-        SamplingParams(temperature=1.0, seed=seed, max_tokens=60, stop_token_ids=[3, 5, 7, 11])
+        SamplingParams(
+            temperature=1.0,
+            seed=seed,
+            max_tokens=60,
+            ignore_eos=True,
+            stop_token_ids=[3, 5, 7, 11],
+        )
         for seed in range(96)
     ]
     lengths = {}
