@@ -1,7 +1,8 @@
 //! Messages of the data-parallel coordinator: waves, loads and the notices of front ends.
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Elements, Part, Reader, Record, Source, Visible, Wire, Writer,
+    DecodeError, DecodeProblem, DecodeResult, Elements, Part, Reader, Record, Source, Visible,
+    Wire, Writer,
 };
 
 /// The whole message that tells an engine or front end that its subscription works. It can come
@@ -116,7 +117,7 @@ impl Wire for CoordinatorCommand {
                 let found = name.chars().take(40).collect();
                 let enumeration = "coordinator command";
                 let unknown = DecodeProblem::UnknownMember { enumeration, found };
-                return Err(unknown.into());
+                return Err(DecodeError::from(unknown).in_field("command"));
             }
             Self::ScaleElasticEp { num_engines: int_field(reader, &mut elements, "num_engines")? }
         } else {

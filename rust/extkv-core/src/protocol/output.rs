@@ -98,18 +98,19 @@ wire_map! {
 }
 
 wire_array! {
-    /// What is new about one request.
+    /// What is new about one request. What few outputs have is boxed, so that a batch of small ones
+    /// takes little memory.
     pub struct EngineCoreOutput {
         /// The request.
         request_id: String [required];
         /// New tokens; more than one with speculative decoding, none for failures.
         new_token_ids: Vec<u32> [required];
         /// Their log-probabilities.
-        new_logprobs: Option<LogprobsLists> [or None];
+        new_logprobs: Option<Box<LogprobsLists>> [or None];
         /// Log-probabilities of the prompt.
-        new_prompt_logprobs_tensors: Option<LogprobsTensors> [or None];
+        new_prompt_logprobs_tensors: Option<Box<LogprobsTensors>> [or None];
         /// Result of a pooling request.
-        pooling_output: Option<TorchTensor> [or None];
+        pooling_output: Option<Box<TorchTensor>> [or None];
         /// Why the request ended, if it did.
         finish_reason: Option<FinishReason> [or None];
         /// What stopped it.
@@ -117,27 +118,27 @@ wire_array! {
         /// What happened to it.
         events: Option<Vec<EngineCoreEvent>> [or None];
         /// Where its KV data can be fetched, a map.
-        kv_transfer_params: Option<Untyped> [or None];
+        kv_transfer_params: Option<Box<Untyped>> [or None];
         /// Where its encoder data can be fetched, a map.
-        ec_transfer_params: Option<Untyped> [or None, since V0_26];
+        ec_transfer_params: Option<Box<Untyped>> [or None, since V0_26];
         /// Headers of distributed tracing.
         trace_headers: Option<Map<String, String>> [or None];
         /// Where its prompt's tokens came from.
-        prefill_stats: Option<PrefillStats> [or None];
+        prefill_stats: Option<Box<PrefillStats>> [or None];
         /// Experts that each token went to.
-        routed_experts: Option<NumpyArray> [or None];
+        routed_experts: Option<Box<NumpyArray>> [or None];
         /// NaN values among the logits.
         num_nans_in_logits: i64 [or 0];
         /// Inputs that the front end thought cached and the engine has not: send them again.
         mm_cache_miss_hashes: Option<Vec<String>> [or None, since V0_32];
         /// Which tokens could be sampled.
-        new_sampling_mask: Option<SamplingMaskLists> [or None, since V0_32];
+        new_sampling_mask: Option<Box<SamplingMaskLists>> [or None, since V0_32];
         /// Drafts of the request.
-        spec_decode_metrics: Option<RequestSpecDecodeMetrics> [or None, since V0_32];
+        spec_decode_metrics: Option<Box<RequestSpecDecodeMetrics>> [or None, since V0_32];
         /// Log-probabilities of chosen tokens at prompt positions.
-        prompt_token_id_logprobs: Option<TorchTensor> [or None, since V0_32];
+        prompt_token_id_logprobs: Option<Box<TorchTensor>> [or None, since V0_32];
         /// Why it failed.
-        error: Option<RequestError> [or None, since V0_33];
+        error: Option<Box<RequestError>> [or None, since V0_33];
     }
 }
 

@@ -229,7 +229,11 @@ fn rejects_unknown_handshake_status() {
 #[test]
 fn rejects_unknown_coordinator_command() {
     let value = list(["STOP".into(), 1.into()]);
-    assert_refused::<CoordinatorCommand>(&value, "", &unknown("coordinator command", "STOP"));
+    assert_refused::<CoordinatorCommand>(
+        &value,
+        "command",
+        &unknown("coordinator command", "STOP"),
+    );
 }
 
 #[test]

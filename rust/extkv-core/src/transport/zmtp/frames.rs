@@ -10,6 +10,8 @@ use super::{Frames, ZmtpError};
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+/// Bytes reserved at a time, at least.
+const BLOCK_BYTES: usize = 4096;
 /// Most bytes reserved ahead of what the peer has sent.
 const READ_AHEAD_BYTES: usize = 64 * 1024;
 
@@ -122,7 +124,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     async fn fill(&mut self, num_bytes: usize) -> Result<(), ZmtpError> {
         while self.buffer.len() < num_bytes {
             let missing = num_bytes - self.buffer.len();
-            self.buffer.reserve(missing.clamp(4096, READ_AHEAD_BYTES));
+            // A block is filled before the next one is taken: else each small message that comes
+            // alone would keep a block of its own.
+            if self.buffer.capacity() - self.buffer.len() < missing.min(READ_AHEAD_BYTES) {
+                self.buffer.reserve(missing.clamp(BLOCK_BYTES, READ_AHEAD_BYTES));
+            }
             if self.source.read_buf(&mut self.buffer).await? == 0 {
                 let is_border = self.buffer.is_empty() && self.parts.is_empty();
                 return Err(if is_border {
@@ -176,6 +182,7 @@ fn put_flagged(buffer: &mut BytesMut, length: usize, flags: u8) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
 
     const LIMITS: Limits = Limits { message_bytes: 1 << 20, num_frames: 8 };
 
@@ -247,6 +254,24 @@ mod tests {
             let is_border = length == 0 || length == 12 || length == bytes.len();
             assert_eq!(matches!(error, ZmtpError::Closed), is_border, "{length}: {error}");
         }
+    }
+
+    #[test]
+    fn small_messages_that_come_one_by_one_share_memory() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let starts: Vec<usize> = runtime.block_on(async {
+            let (mut peer, ours) = tokio::io::duplex(16);
+            let mut reader = FrameReader::new(ours, LIMITS);
+            let mut held = Vec::new();
+            for _ in 0..300 {
+                peer.write_all(&written(&[vec![vec![7; 10]]])).await.unwrap();
+                let Received::Message(frames) = reader.next().await.unwrap() else { panic!() };
+                held.push(frames);
+            }
+            held.iter().map(|frames| frames[0].as_ptr() as usize).collect()
+        });
+        let num_neighbours = starts.windows(2).filter(|pair| pair[1] == pair[0] + 12).count();
+        assert!(num_neighbours > 290, "only {num_neighbours} of 299 lie beside the one before");
     }
 
     proptest! {
