@@ -82,6 +82,78 @@ fn frames_of(data: &[u8], head: &[u8]) -> Vec<Bytes> {
     [vec![[head, rest].concat().into()], aux_frames].concat()
 }
 
-fn for_every_profile(mut check: impl FnMut(Profile)) {
-    Profile::ALL.into_iter().for_each(|profile| check(profile));
+fn for_every_profile(check: impl FnMut(Profile)) {
+    Profile::ALL.into_iter().for_each(check);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{AbortRequests, DecodeError, DecodeProblem, DecodeResult, Wire, Writer};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const NO_METER: Meter = Meter { allocated_bytes: || 0 };
+
+    #[test]
+    fn every_target_takes_an_empty_input() {
+        for (_, run) in TARGETS {
+            run(&[], &NO_METER);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "100 bytes allocated for 3 bytes of input, the limit is 34")]
+    fn a_decoder_that_allocates_too_much_is_found() {
+        static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+        let meter = Meter { allocated_bytes: || ALLOCATED.load(Ordering::Relaxed) };
+        meter.measure(3, (8, 10), || ALLOCATED.fetch_add(100, Ordering::Relaxed));
+    }
+
+    #[test]
+    fn auxiliary_frames_have_the_lengths_that_the_input_says() {
+        let frames = frames_of(b"\x02\x00\x03\x01\x00rest", b"head");
+        let lengths: Vec<usize> = frames.iter().map(Bytes::len).collect();
+        assert_eq!(lengths, [8, 3, 256]);
+        assert_eq!(frames[0], "headrest");
+        assert_eq!(frames_of(b"\x02\x00", b"").len(), 1);
+    }
+
+    /// A message whose decoder names no field, or whose encoder writes one member too few.
+    #[derive(Debug, PartialEq)]
+    struct Broken(AbortRequests);
+
+    impl Wire for Broken {
+        fn read(reader: &mut crate::protocol::Reader<'_>) -> DecodeResult<Self> {
+            let ids = AbortRequests::read(reader)?;
+            if ids.request_ids.len() > 2 {
+                return Err(DecodeError::from(DecodeProblem::MissingKey));
+            }
+            Ok(Self(ids))
+        }
+
+        fn write(&self, writer: &mut Writer) {
+            let request_ids = self.0.request_ids.iter().skip(1).cloned().collect();
+            AbortRequests { request_ids }.write(writer);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "no path: required, but missing")]
+    fn an_error_without_a_path_is_found() {
+        messages::check::<Broken>(
+            &[Bytes::from_static(b"\x93\xa0\xa0\xa0")],
+            Profile::V0_33,
+            &NO_METER,
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "assertion `left == right` failed")]
+    fn an_encoder_that_loses_something_is_found() {
+        messages::check::<Broken>(
+            &[Bytes::from_static(b"\x92\xa0\xa0")],
+            Profile::V0_33,
+            &NO_METER,
+        );
+    }
 }

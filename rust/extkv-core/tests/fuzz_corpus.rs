@@ -1,11 +1,13 @@
 //! The fuzz targets over their committed corpus and over changes of it: a short run of what
 //! `make fuzz` does for as long as it is told.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
+
 use std::alloc::System;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
-use extkv_core::fuzzing::{Meter, TARGETS};
+use extkv_core::fuzzing::{Meter, TARGETS, Target};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -73,22 +75,22 @@ fn bytes_of(hex: &str) -> Vec<u8> {
 
 /// Changed inputs per input: few for every run, more with `EXTKV_FUZZ_CASES` for a search.
 fn num_changed() -> usize {
-    std::env::var("EXTKV_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(8)
+    std::env::var("EXTKV_FUZZ_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(16)
 }
 
-fn check((name, run): (&str, fn(&[u8], &Meter)), input: &[u8]) {
-    let hex = || input.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+fn check((name, run): Target, input: &[u8]) {
     let result = catch_unwind(AssertUnwindSafe(|| run(input, &METER)));
+    let hex = || input.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     assert!(result.is_ok(), "target {name} fails for the input {}", hex());
 }
 
 /// Allocations are counted for the whole process, so there is one test.
 #[test]
-fn every_property_holds_for_the_corpus_and_for_changes_of_it() {
+fn every_property_holds_for_the_corpus_for_changes_of_it_and_for_random_bytes() {
     let mut numbers = Numbers(1);
     for target in TARGETS {
         let inputs = corpus(target.0);
-        assert!(inputs.len() > 20, "{} inputs for {}", inputs.len(), target.0);
+        assert!(inputs.len() > 10, "{} inputs for {}", inputs.len(), target.0);
         for input in inputs {
             check(target, &input);
             for _ in 0..num_changed() {
@@ -98,6 +100,10 @@ fn every_property_holds_for_the_corpus_and_for_changes_of_it() {
                 }
                 check(target, &changed);
             }
+        }
+        for len in 0..200 {
+            let random: Vec<u8> = (0..len).map(|_| numbers.byte()).collect();
+            check(target, &random);
         }
     }
 }

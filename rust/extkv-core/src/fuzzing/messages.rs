@@ -77,7 +77,7 @@ pub(super) fn coordinator(data: &[u8], meter: &Meter) {
 }
 
 /// Decodes frames and checks all that holds for any message.
-fn check<T: Wire + PartialEq + Debug>(
+pub(super) fn check<T: Wire + PartialEq + Debug>(
     frames: &[Bytes],
     profile: Profile,
     meter: &Meter,

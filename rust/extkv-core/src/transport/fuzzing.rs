@@ -1,6 +1,8 @@
 //! What holds for any bytes of a peer: a bounded end of its connection, the same one however the
 //! bytes are cut, and messages that come back from what is written for them.
 
+#![allow(clippy::panic, clippy::expect_used, reason = "a broken property ends the fuzzer's run")]
+
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 

@@ -6,7 +6,6 @@ mod golden;
 mod large_messages;
 mod malformed;
 mod pack;
-mod random_bytes;
 mod round_trips;
 mod small_messages;
 mod tolerance;
