@@ -3,11 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
+#[path = "support/numbers.rs"]
+mod numbers;
+
 use std::alloc::System;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
 use extkv_core::fuzzing::{Meter, TARGETS, Target};
+use numbers::Numbers;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -21,43 +25,28 @@ const MARKERS: [u8; 27] = [
     0xd3, 0xd4, 0xd8, 0xd9, 0xdb, 0xdc, 0xdd, 0xde, 0xdf, 0xe0, 0xff,
 ];
 
-/// Numbers that are the same in every run (splitmix64).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+/// A byte that is likely to begin something.
+fn byte(numbers: &mut Numbers) -> u8 {
+    match numbers.below(3) {
+        0 => numbers.next().to_le_bytes()[0],
+        _ => numbers.choose(&MARKERS),
     }
+}
 
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).unwrap()
-    }
-
-    fn byte(&mut self) -> u8 {
-        match self.below(3) {
-            0 => self.next().to_le_bytes()[0],
-            _ => MARKERS[self.below(MARKERS.len())],
+/// Changes one place of an input.
+fn change(numbers: &mut Numbers, input: &mut Vec<u8>) {
+    let at = numbers.below(input.len() + 1);
+    let end = input.len().min(at + 1 + numbers.below(16));
+    match numbers.below(8) {
+        0..4 if at < input.len() => input[at] = byte(numbers),
+        4 => drop(input.drain(at..end)),
+        5 => {
+            let copied = input[at..end].to_vec();
+            let to = numbers.below(input.len() + 1);
+            drop(input.splice(to..to, copied));
         }
-    }
-
-    /// Changes one place of an input.
-    fn change(&mut self, input: &mut Vec<u8>) {
-        let at = self.below(input.len() + 1);
-        let end = input.len().min(at + 1 + self.below(16));
-        match self.below(8) {
-            0..4 if at < input.len() => input[at] = self.byte(),
-            4 => drop(input.drain(at..end)),
-            5 => {
-                let copied = input[at..end].to_vec();
-                let to = self.below(input.len() + 1);
-                drop(input.splice(to..to, copied));
-            }
-            6 => input.truncate(at),
-            _ => input.insert(at, self.byte()),
-        }
+        6 => input.truncate(at),
+        _ => input.insert(at, byte(numbers)),
     }
 }
 
@@ -96,13 +85,13 @@ fn every_property_holds_for_the_corpus_for_changes_of_it_and_for_random_bytes() 
             for _ in 0..num_changed() {
                 let mut changed = input.clone();
                 for _ in 0..=numbers.below(4) {
-                    numbers.change(&mut changed);
+                    change(&mut numbers, &mut changed);
                 }
                 check(target, &changed);
             }
         }
         for len in 0..200 {
-            let random: Vec<u8> = (0..len).map(|_| numbers.byte()).collect();
+            let random: Vec<u8> = (0..len).map(|_| byte(&mut numbers)).collect();
             check(target, &random);
         }
     }
