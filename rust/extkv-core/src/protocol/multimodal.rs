@@ -1,7 +1,8 @@
 //! Multimodal inputs of a request: tensors by name, and where they go in the prompt.
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer, read_items,
+    DecodeError, DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer,
+    read_items,
 };
 use super::tensor::TorchTensor;
 
@@ -158,11 +159,12 @@ impl Wire for MultiModalField {
             "batched" => BatchedField::read(reader).map(Self::Batched),
             "shared" => SharedField::read(reader).map(Self::Shared),
             "flat" => FlatField::read(reader).map(Self::Flat),
-            _ => Err(DecodeProblem::UnknownMember {
-                enumeration: "multimodal field",
-                found: name.chars().take(40).collect(),
+            _ => {
+                let found = name.chars().take(40).collect();
+                let enumeration = "multimodal field";
+                let unknown = DecodeProblem::UnknownMember { enumeration, found };
+                return Err(DecodeError::from(unknown).in_field("name"));
             }
-            .into()),
         };
         let field = field.map_err(|error| error.in_field("arguments"))?;
         reader.skip_extra(&elements)?;

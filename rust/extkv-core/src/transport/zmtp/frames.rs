@@ -274,6 +274,31 @@ mod tests {
         assert!(num_neighbours > 290, "only {num_neighbours} of 299 lie beside the one before");
     }
 
+    /// Bytes, and then an error.
+    struct Failing(Vec<u8>);
+
+    impl AsyncRead for Failing {
+        fn poll_read(
+            mut self: std::pin::Pin<&mut Self>,
+            _context: &mut std::task::Context<'_>,
+            buffer: &mut tokio::io::ReadBuf<'_>,
+        ) -> std::task::Poll<std::io::Result<()>> {
+            let bytes = std::mem::take(&mut self.0);
+            buffer.put_slice(&bytes);
+            let reset = Err(std::io::ErrorKind::ConnectionReset.into());
+            std::task::Poll::Ready(if bytes.is_empty() { reset } else { Ok(()) })
+        }
+    }
+
+    #[test]
+    fn a_network_that_fails_ends_the_connection_with_its_reason() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut reader = FrameReader::new(Failing(vec![0, 5, 1]), LIMITS);
+        let error = runtime.block_on(reader.next()).unwrap_err();
+        assert_eq!(error.to_string(), "the connection failed: connection reset");
+        assert!(matches!(error, ZmtpError::Io(_)));
+    }
+
     proptest! {
         #[test]
         fn messages_come_out_as_they_went_in(
