@@ -142,28 +142,53 @@ wire_array! {
     }
 }
 
-wire_array! {
+/// A message of an engine, given the form of its outputs.
+macro_rules! wire_outputs {
+    ($(#[$meta:meta])* pub struct $Name:ident of $Outputs:ty;) => {
+        wire_array! {
+            $(#[$meta])*
+            pub struct $Name {
+                /// The engine.
+                engine_index: i64 [or 0];
+                /// News by request.
+                outputs: $Outputs [or Default::default()];
+                /// State of the scheduler. A message may hold nothing else.
+                scheduler_stats: Option<Box<SchedulerStats>> [or None];
+                /// When it was sent, on the engine's monotonic clock; 0 if the engine did not say.
+                timestamp: f64 [or 0.0];
+                /// Result of a call.
+                utility_output: Option<UtilityOutput> [or None];
+                /// Requests that ended, for balancing load.
+                finished_requests: Option<BTreeSet<String>> [or None];
+                /// The wave that ended; 0 is a wave.
+                wave_complete: Option<i64> [or None];
+                /// The wave that a late request asks for.
+                start_wave: Option<i64> [or None];
+                /// Version of the weights.
+                weight_version: Option<String> [or None, since V0_32];
+            }
+        }
+
+        impl $Name {
+            /// What the message is about.
+            #[must_use]
+            pub fn kind(&self) -> OutputsKind {
+                if self.utility_output.is_some() {
+                    OutputsKind::UtilityResult
+                } else if self.wave_complete.is_some() || self.start_wave.is_some() {
+                    OutputsKind::DpControl
+                } else {
+                    OutputsKind::RequestBatch
+                }
+            }
+        }
+    };
+}
+pub(crate) use wire_outputs;
+
+wire_outputs! {
     /// One message of an engine.
-    pub struct EngineCoreOutputs {
-        /// The engine.
-        engine_index: i64 [or 0];
-        /// News by request.
-        outputs: Vec<EngineCoreOutput> [or Vec::new()];
-        /// State of the scheduler. A message may hold nothing else.
-        scheduler_stats: Option<Box<SchedulerStats>> [or None];
-        /// When it was sent, on the engine's monotonic clock; 0 if the engine did not say.
-        timestamp: f64 [or 0.0];
-        /// Result of a call.
-        utility_output: Option<UtilityOutput> [or None];
-        /// Requests that ended, for balancing load.
-        finished_requests: Option<BTreeSet<String>> [or None];
-        /// The wave that ended; 0 is a wave.
-        wave_complete: Option<i64> [or None];
-        /// The wave that a late request asks for.
-        start_wave: Option<i64> [or None];
-        /// Version of the weights.
-        weight_version: Option<String> [or None, since V0_32];
-    }
+    pub struct EngineCoreOutputs of Vec<EngineCoreOutput>;
 }
 
 /// What a message is about.
@@ -178,15 +203,6 @@ pub enum OutputsKind {
 }
 
 impl EngineCoreOutputs {
-    /// What the message is about.
-    #[must_use]
-    pub fn kind(&self) -> OutputsKind {
-        kind_of(
-            self.utility_output.is_some(),
-            self.wave_complete.is_some() || self.start_wave.is_some(),
-        )
-    }
-
     /// The same message with its outputs as columns.
     ///
     /// # Errors
@@ -197,14 +213,6 @@ impl EngineCoreOutputs {
         let frames = encode(self, Profile::V0_33)
             .map_err(|_| DecodeProblem::Invalid { rule: "the message is too long" })?;
         decode(&frames, Profile::V0_33).map(|decoded| decoded.message)
-    }
-}
-
-pub(crate) fn kind_of(has_utility_output: bool, has_wave: bool) -> OutputsKind {
-    match (has_utility_output, has_wave) {
-        (true, _) => OutputsKind::UtilityResult,
-        (false, true) => OutputsKind::DpControl,
-        (false, false) => OutputsKind::RequestBatch,
     }
 }
 

@@ -220,9 +220,9 @@ mod tests {
     #[test]
     fn rejects_what_no_header_can_announce() {
         let len = 1 << 32;
-        let cases: [(&str, fn(&mut Writer, usize)); 2] =
-            [("array", Writer::array_len), ("map", Writer::map_len)];
-        for (what, open) in cases {
+        for (what, open) in
+            [("array", Writer::array_len as fn(&mut _, _)), ("map", Writer::map_len)]
+        {
             let mut writer = Writer::new(Profile::V0_32);
             open(&mut writer, len - 1);
             open(&mut writer, len);
