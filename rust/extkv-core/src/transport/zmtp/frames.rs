@@ -102,6 +102,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return split_command(body).map(|(name, data)| Some(Received::Command(name, data)));
         }
         self.num_part_bytes += body.len();
+        if self.parts.is_empty() {
+            // Most messages have one frame, and a vector that grows has room for four.
+            self.parts.reserve_exact(1);
+        }
         self.parts.push(body);
         if self.parts.len() > self.limits.num_frames {
             return Err(ZmtpError::TooManyFrames { limit: self.limits.num_frames });
@@ -253,6 +257,15 @@ mod tests {
             let (_, error) = read_all(&bytes[..length], LIMITS);
             let is_border = length == 0 || length == 12 || length == bytes.len();
             assert_eq!(matches!(error, ZmtpError::Closed), is_border, "{length}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_message_of_one_frame_has_room_for_one() {
+        let (all, _) = read_all(&written(&vec![vec![vec![]]; 100]), LIMITS);
+        for received in all {
+            let Received::Message(frames) = received else { panic!("{received:?}") };
+            assert_eq!((frames.len(), frames.capacity()), (1, 1));
         }
     }
 
