@@ -65,22 +65,22 @@ impl News {
         Ok(EngineCoreOutput {
             request_id: self.request_id,
             new_token_ids: self.new_token_ids,
-            new_logprobs: self.logprobs.map(LogprobArrays::into_lists).transpose()?,
+            new_logprobs: self.logprobs.map(LogprobArrays::into_lists).transpose()?.map(Box::new),
             new_prompt_logprobs_tensors: self
                 .prompt_logprobs
                 .map(LogprobArrays::into_tensors)
-                .transpose()?,
+                .transpose()?
+                .map(Box::new),
             finish_reason,
             stop_reason: self.stop_reason.map(|reason| match reason {
                 StopArg::Token(id) => StopReason::Token(id),
                 StopArg::Text(text) => StopReason::Text(text),
             }),
             events,
-            prefill_stats: self.prefill.map(prefill_stats),
-            error: self.error.map(|message| RequestError {
-                code: "invalid_request".to_owned(),
-                message,
-                retryable: false,
+            prefill_stats: self.prefill.map(prefill_stats).map(Box::new),
+            error: self.error.map(|message| {
+                let code = "invalid_request".to_owned();
+                Box::new(RequestError { code, message, retryable: false })
             }),
             ..EngineCoreOutput::default()
         })
