@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
+from extkv.cli.check_draft import check_draft
 from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
@@ -48,6 +49,7 @@ app.command()(plan)
 app.command()(serve)
 app.command()(client)
 app.command()(doctor)
+app.command()(check_draft)
 app.add_typer(bench)
 
 
