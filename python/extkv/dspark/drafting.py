@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from extkv.dspark.speculator import DraftRequests
+from extkv.dspark.timing import SpanTimer
 from extkv.dspark.verification import PendingWindows, Verifier, Window
 from extkv.engine.sampled_tokens import HostCopy
 from extkv.engine.sampling_slots import upload
@@ -42,6 +43,7 @@ class Drafting:
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
         self._drafts: HostCopy | None = None
+        self._draft_timer, self._verify_timer = SpanTimer(sampler.device), SpanTimer(sampler.device)
 
     @property
     def num_drafts(self) -> int:
@@ -55,8 +57,10 @@ class Drafting:
 
     @property
     def counts(self) -> DraftCounts:
-        """Drafts verified and accepted so far."""
-        return self._verifier.counts
+        """Drafts verified and accepted so far, and how long that took as far as it is known."""
+        counts = self._verifier.counts
+        counts.draft_s, counts.verify_s = self._draft_timer.total_s, self._verify_timer.total_s
+        return counts
 
     @torch.inference_mode()
     def place(self, plan: StepPlan, inputs: StepInputs) -> None:
@@ -105,7 +109,9 @@ class Drafting:
             ids = plan.request_ids[sampled].tolist()
             rows = np.array([self._row_of.get(request_id, 0) for request_id in ids], np.int64)
             law = self._speculator.law(upload(rows, logits.device))
-            pending = self._verifier.verify(logits, windows, law)
+            with self._verify_timer.span():
+                pending = self._verifier.verify(logits, windows, law)
+            self._verifier.counts.num_verifications += 1
             next_tokens = pending.verification.next_tokens
             drafted = upload(num_drafts.astype(np.int32), logits.device)
             num_rejected = drafted - pending.verification.num_accepted
@@ -119,7 +125,10 @@ class Drafting:
             next_tokens = pending.token_ids
             num_rejected = torch.zeros(len(windows), dtype=torch.int32, device=logits.device)
         requests = self._requests(plan, sampled, next_tokens, num_rejected)
-        self._drafts = HostCopy(self._speculator.propose(inputs, requests).contiguous())
+        with self._draft_timer.span():
+            proposed = self._speculator.propose(inputs, requests)
+        self._verifier.counts.num_draft_rounds += 1
+        self._drafts = HostCopy(proposed.contiguous())
         self._row_of = dict(zip(plan.request_ids[sampled].tolist(), sampled.tolist(), strict=True))
         return pending
 
