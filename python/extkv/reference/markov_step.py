@@ -34,7 +34,7 @@ def markov_logits(
         assert tokens is not None
         assert embedding is not None
         codes = embedding[tokens.clamp(0, embedding.shape[0] - 1)]
-    return logits + codes.to(torch.float32) @ projection.to(torch.float32).T
+    return torch.addmm(logits, codes.to(torch.float32), projection.to(torch.float32).T)
 
 
 def markov_step(
@@ -61,16 +61,20 @@ def markov_step(
     if num_rows == 0:
         return out
     logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
-    has_nan = logits.isnan().any(1)
-    values = torch.where(logits.isnan(), -torch.inf, logits)
-    largest, drawn = values.max(1)
+    largest, drawn = logits.max(1)
+    # A maximum is NaN if any number is, so that the usual row is read once.
+    has_nan, values = largest.isnan(), logits
+    if bool(has_nan.any()):
+        values = torch.where(logits.isnan(), -torch.inf, logits)
+        largest, drawn = values.max(1)
     has_none = largest == -torch.inf
     out.flags.copy_(has_nan * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
     log_sum_exp = torch.zeros_like(largest)
-    if temperature is not None:
+    is_sampled = None if temperature is None else temperature >= LEAST_TEMPERATURE
+    if is_sampled is not None and bool(is_sampled.any()):
+        assert temperature is not None
         assert seeds is not None
         assert positions is not None
-        is_sampled = temperature >= LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
         uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
         found, masses = draw_in_tiles(values, heat, uniforms)
@@ -102,15 +106,21 @@ def draw_in_tiles(
     width = min(DRAFT_VOCAB_TILE, vocab_size)
     largest = values.amax(1)
     weights = softmax_weights(values, largest[:, None], temperature[:, None])
-    padding = (0, -vocab_size % width)
-    masses = functional.pad(weights, padding).view(num_rows, -1, width).sum(2)
+    masses = _in_tiles(weights, width, 0.0).sum(2)
     tile = pick(masses, uniforms[:, 0])
     rows = torch.arange(num_rows, device=values.device)
     # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
-    tiles = functional.pad(values, padding, value=-torch.inf)
-    inside = tiles.view(num_rows, -1, width)[rows, tile]
+    inside = _in_tiles(values, width, -torch.inf)[rows, tile]
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
     return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)
+
+
+def _in_tiles(values: torch.Tensor, width: int, filling: float) -> torch.Tensor:
+    """Return rows cut in tiles, the last one filled up ([num_rows, num_tiles, width])."""
+    missing = -values.shape[1] % width
+    if missing:
+        values = functional.pad(values, (0, missing), value=filling)
+    return values.reshape(values.shape[0], -1, width)
 
 
 def softmax_weights(
