@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import closing
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from extkv.cli.answers import JsonAnswers, TextAnswers, format_drafts, format_summary
+from extkv.cli.answers import (
+    JsonAnswers,
+    TextAnswers,
+    drafts_dict,
+    format_drafts,
+    format_summary,
+)
 from extkv.cli.progress import progress_bars
 from extkv.cli.questions import read_questions
 from extkv.errors import ExtkvError
@@ -114,7 +121,12 @@ def generate(
         ),
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per answer to standard output.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object per answer to standard output; with --draft, one more "
+            "that says what became of drafts.",
+        ),
     ] = False,
 ) -> None:
     """Answer PROMPTS together, each as it would be alone, in a KV cache that grows in place.
@@ -195,6 +207,8 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
         _print_summary(llm, outputs, time.perf_counter() - start)
         raise
     _print_summary(llm, outputs, time.perf_counter() - start)
+    if as_json and llm.draft_counts is not None:
+        typer.echo(json.dumps({"drafts": drafts_dict(llm.draft_counts)}))
     num_failed = sum(output.outputs[0].finish_reason == "error" for output in outputs)
     if num_failed:
         raise ExtkvError(
