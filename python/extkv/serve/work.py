@@ -42,7 +42,9 @@ class EngineWork:
         self.ended: NewsByClient = {}
         self._seed = llm.config.seed
         self._limits = ModelLimits(
-            vocab_size=llm.model.config.vocab_size, max_model_len=llm.config.max_model_len
+            vocab_size=llm.model.config.vocab_size,
+            max_model_len=llm.config.max_model_len,
+            compile_grammar=llm.grammars.compile,
         )
         self._by_request: dict[str, ServedSequence] = {}
         self._by_sequence: dict[int, ServedSequence] = {}
