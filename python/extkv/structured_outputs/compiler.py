@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # 4 KiB per byte of the longest constraint; the deepest that was found takes some 400 bytes each.
 _STACK_BYTES = 512 * 1024 * 1024
-_TIME_LIMIT_S = 10.0
+_TIME_LIMIT_S = 5.0
 _MOST_KEPT = 64
 _REASON_LEN = 400
 
@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """Return a constraint, ready to be followed. Blocks up to 10 s; most take milliseconds.
+        """Return a constraint, ready to be followed. Blocks up to 5 s; most take milliseconds.
 
         Raises:
             GrammarError: If it is malformed, uses what llguidance lacks, allows no text of this
@@ -90,7 +90,10 @@ class GrammarCompiler:
 
 def reason_of(matcher: llguidance.LLMatcher) -> str | None:
     """Return why a matcher cannot go on, in one line; None if it can."""
-    return _in_one_line(matcher.get_error()) if matcher.is_error() else None
+    if not matcher.is_error():
+        return None
+    reason = _in_one_line(matcher.get_error().removesuffix("<non-verbose/>"))
+    return "no token of the vocabulary can follow" if reason == "NoExtensionBias" else reason
 
 
 def guarded(call: Callable[[], object]) -> str | None:
@@ -146,7 +149,7 @@ def _compiled(vocabulary: llguidance.LLTokenizer, text: str) -> llguidance.LLMat
 
 def _in_one_line(text: str) -> str:
     """Return a message without line breaks, and without the middle of a long one."""
-    line = " ".join(text.split("<state>", maxsplit=1)[0].split())
+    line = " ".join(text.split())
     if len(line) <= _REASON_LEN:
         return line
     half = _REASON_LEN // 2

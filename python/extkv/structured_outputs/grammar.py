@@ -48,12 +48,11 @@ def to_grammar(params: StructuredOutputsParams) -> str:
         raise GrammarError(f"json is no JSON schema: {error}") from error
 
 
-def _json_grammar(params: StructuredOutputsParams, schema: object) -> str:
+def _json_grammar(params: StructuredOutputsParams, schema: dict[str, Any]) -> str:
     import llguidance
 
-    if params.disable_additional_properties:
-        schema = _closed(schema)
-    text = json.dumps(schema, allow_nan=False)
+    closed = _closed(schema) if params.disable_additional_properties else schema
+    text = json.dumps(closed, allow_nan=False)
     if len(text) > MAX_CONSTRAINT_BYTES:
         msg = f"json has {len(text)} bytes, expected at most {MAX_CONSTRAINT_BYTES}"
         raise GrammarError(msg)
@@ -65,8 +64,8 @@ def _json_grammar(params: StructuredOutputsParams, schema: object) -> str:
     return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
 
 
-def _read_schema(schema: object) -> object:
-    """Return a schema as Python's values; it must be an object or a boolean."""
+def _read_schema(schema: object) -> dict[str, Any]:
+    """Return a schema as a Python object; true is the schema without conditions."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -74,7 +73,11 @@ def _read_schema(schema: object) -> object:
             raise GrammarError(f"json is no JSON: {error}") from error
     else:
         schema = dict(schema)  # type: ignore[call-overload]
-    if not isinstance(schema, (dict, bool)):
+    if schema is True:
+        return {}
+    if schema is False:
+        raise GrammarError("json is false, which no text satisfies")
+    if not isinstance(schema, dict):
         raise GrammarError(f"json is {schema!r:.100}, expected an object or a boolean")
     return schema
 

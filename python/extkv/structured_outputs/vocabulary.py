@@ -37,6 +37,7 @@ class TokenVocabulary:
             eos_token_ids: Tokens that end a text, the main one first.
         """
         self._tokenizer = tokenizer
+        self._id_of: dict[bytes, int] = {}
         self.eos_token_id = eos_token_ids[0]
         self.bos_token_id = None
         self.is_tokenizer_wrapper = True
@@ -52,8 +53,33 @@ class TokenVocabulary:
                     self.special_token_ids.append(token_id)
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        """Return tokens whose bytes are a text: the tokenizer's, or else the longest at each place.
+
+        A tokenizer may put a space in front, or normalise; a grammar must get what it spells.
+        """
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        data = text.encode()
+        if b"".join(self.tokens[token_id] for token_id in token_ids) == data:
+            return token_ids
+        return self._longest_tokens(data)
+
+    def _longest_tokens(self, data: bytes) -> list[int]:
+        """Spell bytes token by token, as far as the vocabulary can."""
+        if not self._id_of:
+            special = set(self.special_token_ids)
+            for token_id, spelt in enumerate(self.tokens):
+                if spelt and token_id not in special:
+                    self._id_of.setdefault(spelt, token_id)
+        longest = max(map(len, self._id_of), default=0)
+        token_ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + longest), start, -1)
+            end = next((end for end in ends if data[start:end] in self._id_of), None)
+            if end is None:
+                break
+            token_ids.append(self._id_of[data[start:end]])
+            start = end
+        return token_ids
 
 
 def read_vocabulary(
