@@ -57,24 +57,29 @@ def fill_masks(
     words = np.full((len(masked), -(-vocab_size // 32)), -1, np.int32)
     unreachable, failures = set(masked), dict[int, str]()
     walks = _walks(rows)
-    depth = 0
-    while walks:
-        _fill(words, [(w.matcher, place_of[w.rows[depth][0]]) for w in walks if depth in w.rows])
-        going = []
+    try:
+        depth, going = 0, walks
+        while going:
+            _fill(
+                words, [(w.matcher, place_of[w.rows[depth][0]]) for w in going if depth in w.rows]
+            )
+            ahead = []
+            for walk in going:
+                indices = walk.rows.get(depth, [])
+                reason = _finish(words, walk.matcher, [place_of[index] for index in indices])
+                if reason is not None:
+                    # What comes after it cannot be known either.
+                    indices = [index for at in walk.rows if at >= depth for index in walk.rows[at]]
+                    failures.update(dict.fromkeys(indices, reason))
+                unreachable.difference_update(indices)
+                is_last = depth == len(walk.drafts) or reason is not None
+                if not is_last and walk.matcher.look_ahead(walk.drafts[depth]):
+                    ahead.append(walk)
+            depth, going = depth + 1, ahead
+    finally:
+        # Also after an interrupt: the step is computed again.
         for walk in walks:
-            indices = walk.rows.get(depth, [])
-            reason = _finish(words, walk.matcher, [place_of[index] for index in indices])
-            if reason is not None:
-                # What comes after it cannot be known either.
-                indices = [index for at in walk.rows if at >= depth for index in walk.rows[at]]
-                failures.update(dict.fromkeys(indices, reason))
-            unreachable.difference_update(indices)
-            is_last = depth == len(walk.drafts) or reason is not None
-            if not is_last and walk.matcher.look_ahead(walk.drafts[depth]):
-                going.append(walk)
-            else:
-                walk.matcher.look_back()
-        walks, depth = going, depth + 1
+            walk.matcher.look_back()
     return TokenMasks(words, np.array(masked, np.int64), frozenset(unreachable), failures)
 
 
