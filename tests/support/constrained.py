@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from extkv.engine.llm import LLM
-from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
+from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
 from extkv.models.dspark import drafter_config, random_drafter
 from extkv.sampling_params import SamplingParams
 from extkv.structured_outputs.params import StructuredOutputsParams
@@ -17,21 +17,23 @@ from support.letter_tokenizer import LetterTokenizer
 NUM_DRAFTS = 4
 
 
-def tiny_loaded(vocab_size: int, *, seed: int = 3) -> LoadedModel:
+def tiny_loaded(vocab_size: int, *, seed: int = 3, device: str = "cpu") -> LoadedModel:
     """A target that looks mostly at its last token; its last token ends a text."""
     config = ModelConfig(
         architecture="Qwen3ForCausalLM",
         vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=48,
+        # Kernels want heads of 64.
+        hidden_size=32 if device == "cpu" else 256,
+        intermediate_size=48 if device == "cpu" else 512,
         num_layers=3,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=8,
+        head_dim=8 if device == "cpu" else 64,
         context_length=128,
         qk_norm=True,
     )
-    model = random_model(config, seed=seed)
+    ops = None if device == "cpu" else kernel_ops()
+    model = random_model(config, seed=seed, device=device, ops=ops)
     for layer in model.weights.layers:
         layer.o_proj.mul_(0.05)
         layer.down_proj.mul_(0.05)
@@ -46,8 +48,11 @@ def knowing_drafter(loaded: LoadedModel):
     config = drafter_config(
         target.config, num_layers=2, block_size=NUM_DRAFTS, markov_rank=target.config.hidden_size
     )
-    drafter = random_drafter(config, target, seed=1)
-    scramble(drafter, seed=2)
+    drafter = random_drafter(
+        config, target, seed=1, dtype=target.dtype, device=target.device, ops=target.ops
+    )
+    if target.device.type == "cpu":
+        scramble(drafter, seed=2)
     weights, norm = drafter.weights, target.weights.final_norm
     weights.backbone.final_norm.zero_()
     rows = torch.nn.functional.rms_norm(target.weights.embedding, norm.shape, norm, 1e-5)

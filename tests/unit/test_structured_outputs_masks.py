@@ -8,6 +8,8 @@ import random
 import llguidance.numpy
 import pytest
 import torch
+from extkv.dspark.options import SpeculativeOptions
+from extkv.dspark.verification import Verifier, Window
 from extkv.engine.sampler import Sampler
 from extkv.engine.sampling_slots import SlotRequest
 from extkv.errors import InvalidArgumentError
@@ -245,6 +247,48 @@ def test_a_failed_matcher_fails_its_row_and_no_other():
     found = sampled(sampler, torch.zeros(2, VOCAB_SIZE), [2, 1])
     assert found.token_ids == [None, ids("0")[0]]
     assert "token 88 at place 0" in found.failures[0]
+
+
+@pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_b43_at_most_one_of_the_drafts_1_x_2_is_accepted(method, temperature, caplog):
+    """Digits only; the drafts were chosen, so the law of each is its own token alone."""
+    params = {**GREEDY, "temperature": temperature}
+    rates = (1.0,) * 3 if method == "synthetic" else None
+    options = SpeculativeOptions(rejection_sample_method=method, synthetic_acceptance_rates=rates)
+    sampler = sampler_of(resolved(DIGITS, **params), resolved(DIGITS, **params))
+    verifier = Verifier(sampler, options, num_drafts=3)
+    # The target likes what was drafted.
+    logits = torch.full((8, VOCAB_SIZE), -5.0)
+    for window in range(2):
+        logits[range(4 * window, 4 * window + 4), ids("1x2y")] = 5.0
+    windows = [Window(slot, 1, 1, 1, ids("1x2")) for slot in range(2)]
+    with caplog.at_level(logging.DEBUG):
+        found = verifier.verify(logits, windows, None).wait()
+    assert not found.failures
+    assert not caplog.records
+    for window in found.windows:
+        assert len(window) == 2
+        assert text_of(window).isdigit()
+        assert window[0] == ids("1")[0]
+    for slot, window in enumerate(found.windows):
+        sampler.append(slot, window)
+    again = sampled(sampler, torch.zeros(2, VOCAB_SIZE), [3, 3])
+    assert all(text_of([token]) in "0123456789¶" for token in again.token_ids)
+
+
+def test_a_window_fails_where_it_decides_without_a_mask_and_else_not():
+    # After "!" nothing in the vocabulary can follow.
+    sampling = resolved({"regex": "[a-c!]\u00e9|[a-c]d*"}, **GREEDY)
+    sampler = sampler_of(sampling, sampling)
+    verifier = Verifier(sampler, SpeculativeOptions(), num_drafts=2)
+    logits = torch.zeros(6, VOCAB_SIZE)
+    logits[0, ids("!")] = logits[3, ids("a")] = 5.0
+    windows = [Window(slot, 1, 1, 1, ids("!d")) for slot in range(2)]
+    found = verifier.verify(logits, windows, None).wait()
+    assert "no token of the vocabulary can follow" in found.failures[0]
+    assert set(found.failures) == {0}
+    assert found.windows[1] == ids("a")
 
 
 def test_a_position_whose_tokens_are_not_known_is_refused():
