@@ -105,7 +105,7 @@ def nested(depth: int) -> dict:
         ({"json": "{"}, "json is no JSON: Expecting property name"),
         ({"json": "[1]"}, r"json is \[1\], expected an object or a boolean"),
         ({"json": "false"}, "json is false, which no text satisfies"),
-        ({"json": '{"type": "objekt"}'}, "Invalid type: objekt"),
+        ({"json": '{"type": "blob"}'}, "Invalid type: blob"),
         ({"json": {"not": {"type": "string"}}}, r'Unimplemented keys: \["not"\]'),
         ({"json": {"type": "string", "pattern": "[0-9"}}, "unclosed character class"),
         ({"json": {"enum": []}}, "Unsatisfiable schema"),
