@@ -80,11 +80,6 @@ def test_parameters_that_can_never_work_are_refused(fields, words):
         StructuredOutputsParams(**fields)
 
 
-def test_sampling_parameters_want_the_class():
-    with pytest.raises(InvalidArgumentError, match="expected StructuredOutputsParams"):
-        SamplingParams(structured_outputs={"regex": "a"})
-
-
 def test_fields_of_a_mapping_are_checked_and_a_front_end_s_own_passed_over():
     found = StructuredOutputsParams.from_fields({"regex": "a", "_backend": "xgrammar"})
     assert found == StructuredOutputsParams(regex="a")
