@@ -12,9 +12,11 @@ from extkv.engine.llm import LLM
 from extkv.errors import GrammarError, UnsupportedRequestError
 from extkv.structured_outputs.matcher import TokenMatcher
 from extkv.structured_outputs.params import StructuredOutputsParams
-from support.constrained import constrained, engine, knowing_drafter, tiny_loaded
+from support.constrained import constrained, knowing_drafter, tiny_loaded
 from support.engines import assert_idle, tokens_of
 from support.plain_cache import PlainCache
+from support.schedules import RandomSchedule
+from support.tiny_bigrams import NUM_DRAFTS, engine
 
 if TYPE_CHECKING:
     from extkv.sampling_params import SamplingParams
@@ -141,6 +143,17 @@ def test_every_method_keeps_greedy_text(loaded, drafter, expected, method, drawn
     speculative = {"rejection_sample_method": method, "draft_sample_method": drawn}
     llm = engine(loaded, drafter, speculative=speculative)
     assert tokens_of(generate(llm)) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": True}], ids=["in-step", "async"])
+def test_windows_of_different_lengths_keep_greedy_text(loaded, drafter, expected, options):
+    llm = engine(loaded, drafter, **options)
+    schedule = RandomSchedule(NUM_DRAFTS, seed=4)
+    llm.engine.drafting.schedule = schedule
+    assert tokens_of(generate(llm)) == expected
+    assert len(set(schedule.lens_seen)) == NUM_DRAFTS + 1
+    assert schedule.num_resumed > 0
+    assert_idle(llm)
 
 
 def test_synthetic_acceptance_takes_no_draft_that_the_grammar_forbids(loaded, drafter):

@@ -1,4 +1,4 @@
-"""A tiny target over single characters, a drafter that knows it, and engines around them."""
+"""A tiny target over single characters, a drafter that knows it, and requests with constraints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from extkv.engine.llm import LLM
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
 from extkv.models.dspark import drafter_config, random_drafter
 from extkv.sampling_params import SamplingParams
 from extkv.structured_outputs.params import StructuredOutputsParams
 from support.drafters import scramble
 from support.letter_tokenizer import LetterTokenizer
-
-NUM_DRAFTS = 4
+from support.tiny_bigrams import NUM_DRAFTS
 
 
 def tiny_loaded(vocab_size: int, *, seed: int = 3, device: str = "cpu") -> LoadedModel:
@@ -59,13 +57,6 @@ def knowing_drafter(loaded: LoadedModel):
     weights.markov_w1.copy_(rows)
     weights.markov_w2.copy_(target.weights.lm_head)
     return drafter
-
-
-def engine(loaded: LoadedModel, drafter=None, *, speculative=None, **options) -> LLM:
-    if drafter is not None:
-        options["speculative_config"] = speculative or {"method": "dspark"}
-    limits = {"device": "cpu", "max_num_seqs": 6, "max_num_batched_tokens": 40}
-    return LLM(loaded, drafter, **{**limits, **options})
 
 
 def constrained(constraint: dict[str, Any] | None, **fields: Any) -> SamplingParams:
