@@ -14,6 +14,7 @@ from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
 from extkv.cli.serve import serve
+from extkv.cli.train_drafter import train_drafter
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -48,6 +49,7 @@ app.command()(plan)
 app.command()(serve)
 app.command()(client)
 app.command()(doctor)
+app.command()(train_drafter)
 app.add_typer(bench)
 
 
