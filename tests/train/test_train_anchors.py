@@ -91,7 +91,9 @@ def test_rows_name_label_and_the_logits_that_predict_it():
 
 def test_texts_are_padded_and_answers_marked():
     store = TextStore()
-    store.extend([Text([5, 6, 7], 1, 0.0, True), Text([8, 9, 10, 11, 12, 13, 14, 15, 16], 4, 1.0, False)])
+    store.extend(
+        [Text([5, 6, 7], 1, 0.0, True), Text([8, 9, 10, 11, 12, 13, 14, 15, 16], 4, 1.0, False)]
+    )
     token_ids, mask = padded_texts(store, [1, 0])
     assert token_ids.tolist() == [[*range(8, 17), *[0] * 7], [5, 6, 7, *[0] * 13]]
     assert mask[0].nonzero()[:, 0].tolist() == [4, 5, 6, 7, 8]

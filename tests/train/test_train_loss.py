@@ -33,9 +33,7 @@ def scrambled(trainer):
 def batch_of(trainer, count=3):
     settings = BatchSettings(batch_blocks=8 * count)
     generator = torch.Generator().manual_seed(4)
-    return draw_batch(
-        random_texts(count), range(count), settings, trainer._num_drafts, generator
-    )
+    return draw_batch(random_texts(count), range(count), settings, trainer._num_drafts, generator)
 
 
 def slow_loss(student, batch, taps, target, loss):
@@ -123,9 +121,7 @@ def test_batched_forward_is_the_one_of_single_texts(head, samples_from_anchor):
         if head != "none":
             logits = logits + found.codes[text] @ model.markov_weight.T
         torch.testing.assert_close(logits, alone.logits, **EXACT)
-        torch.testing.assert_close(
-            found.confidence_logits[text], alone.confidence_logits, **EXACT
-        )
+        torch.testing.assert_close(found.confidence_logits[text], alone.confidence_logits, **EXACT)
 
 
 @pytest.mark.parametrize("head", HEADS)

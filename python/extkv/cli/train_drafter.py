@@ -34,7 +34,7 @@ class OptimizerChoice(str, Enum):
     MUON = "muon"
 
 
-def train_drafter(  # noqa: PLR0917, typer calls it by name
+def train_drafter(
     *,
     model: ModelOption = None,
     out: Annotated[
@@ -87,8 +87,9 @@ def train_drafter(  # noqa: PLR0917, typer calls it by name
         int | None, typer.Option(min=1, help="Steps instead of seconds, for repeatable runs.")
     ] = None,
     num_workers: Annotated[
-        int, typer.Option(min=0, help="Processes that generate on CUDA; 0 for this one.")
-    ] = 3,
+        int | None,
+        typer.Option(min=0, help="Processes that generate, 0 for this one; 3 on CUDA, else 0."),
+    ] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Texts that each generates at once.")
     ] = None,
@@ -136,9 +137,7 @@ def train_drafter(  # noqa: PLR0917, typer calls it by name
             evaluate_every_s=evaluate_every,
         ),
         batches=BatchSettings(batch_tokens=batch_tokens, batch_blocks=batch_blocks, seed=seed),
-        generation=GenerationSettings(
-            max_tokens=max_tokens, max_text_len=max_text_len, seed=seed
-        ),
+        generation=GenerationSettings(max_tokens=max_tokens, max_text_len=max_text_len, seed=seed),
         texts=texts,
         evaluate=tuple(evaluate or ()),
         num_held_out=num_held_out,

@@ -48,6 +48,7 @@ class Run:
         source: TextSource | None = None,
         held_out: Mapping[str, TextStore] | None = None,
         verifier: str | None = None,
+        writes_drafters: bool = True,
         on_progress: Progress | None = None,
     ) -> None:
         """Prepare.
@@ -59,6 +60,7 @@ class Run:
             source: Generates texts; None to train on those of the store.
             held_out: Texts to evaluate on, by name; the first decides which drafter is best.
             verifier: Name of the target in the drafters' files.
+            writes_drafters: Whether drafters are written, or measured only.
             on_progress: Told a phase, what is done and how much there is.
         """
         self.trainer, self.settings = trainer, settings
@@ -68,6 +70,7 @@ class Run:
         self.best: dict[str, float] = {}
         self._source, self._held_out = source, dict(held_out or {})
         self._verifier, self._on_progress = verifier, on_progress
+        self._writes_drafters = writes_drafters
         self._is_first = trainer.ranks.rank == 0
         suffix = "" if self._is_first else f".{trainer.ranks.rank}"
         self._log = RunLog(self.directory / f"{LOG_FILE}{suffix}")
@@ -143,6 +146,8 @@ class Run:
             if name in self.best and length < self.best[name]:
                 continue
             self.best[name] = length
+            if not self._writes_drafters:
+                continue
             model = student.model(self.trainer.target.dtype)
             folder = self.directory / name
             save_speculators(

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # Name of the held-out prompts that decide which drafter is best.
 HELD_OUT = "held-out"
+CUDA_WORKERS = 3
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ class SessionSettings:
         texts: Texts of an earlier run, as `.npz`; nothing is generated to train on then.
         evaluate: JSON-lines files of prompts (`turns`, first turns count), never trained on.
         num_held_out: Prompts of each held-out set.
-        num_workers: Processes that generate; 0 for this one.
+        num_workers: Processes that generate, 0 for this one; None for three on CUDA, else 0.
         max_num_seqs: Texts that each of them generates at once; None for the engine's default.
         is_resumed: Whether to go on from the directory's checkpoint.
         verifier: Name of the target in the drafters' files; by default that of its file.
+        writes_drafters: Whether drafters and a checkpoint are written, or measured only.
     """
 
     model: Path | None = None
@@ -67,10 +69,11 @@ class SessionSettings:
     texts: Path | None = None
     evaluate: tuple[Path, ...] = ()
     num_held_out: int = 32
-    num_workers: int = 0
+    num_workers: int | None = None
     max_num_seqs: int | None = None
     is_resumed: bool = False
     verifier: str | None = None
+    writes_drafters: bool = True
 
 
 def train_drafters(
@@ -98,9 +101,12 @@ def train_drafters(
     is_cuda = kind == "cuda"
     device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
     source: TextSource | None = None
-    if is_cuda and settings.num_workers:
+    num_workers = settings.num_workers
+    if num_workers is None:
+        num_workers = CUDA_WORKERS if is_cuda else 0
+    if num_workers:
         # They load while this process does.
-        source = _workers(settings, path, str(device))
+        source = _workers(settings, num_workers, path, str(device))
     try:
         loaded = load_model(
             path,
@@ -119,6 +125,7 @@ def train_drafters(
             source=None if settings.texts is not None else source,
             held_out=held_out_texts(settings, loaded, source),
             verifier=settings.verifier or path.stem,
+            writes_drafters=settings.writes_drafters,
             on_progress=on_progress,
         )
         if settings.texts is not None:
@@ -128,7 +135,8 @@ def train_drafters(
         try:
             return run.go()
         finally:
-            run.checkpoint()
+            if settings.writes_drafters:
+                run.checkpoint()
     finally:
         if source is not None:
             source.close()
@@ -139,33 +147,38 @@ def held_out_texts(
 ) -> dict[str, TextStore]:
     """Let the target answer the held-out prompts, at temperature 0 and 1.
 
-    Texts of an earlier run in the directory are used again.
+    Texts of an earlier run in the directory are used again where it is resumed.
     """
-    path = settings.directory / "held_out"
+    folder = settings.directory / "held_out"
+    folder.mkdir(parents=True, exist_ok=True)
     turns = turn_tokens(loaded)
     sets = {HELD_OUT: held_out_prompts(settings.generation.seed, settings.num_held_out)}
     sets |= {file.stem: read_prompts(file)[: settings.num_held_out] for file in settings.evaluate}
-    found = {}
-    for name, prompts in sets.items():
-        for temperature in (0.0, 1.0):
-            title = f"{name} T={temperature:.0f}"
-            file = path / f"{name}-{temperature:.0f}.npz"
-            if file.exists() and settings.is_resumed:
-                found[title] = TextStore.load(file)
-                continue
-            tokens = [
-                [
-                    *turns.before,
-                    *loaded.tokenizer.encode(prompt, add_special_tokens=False),
-                    *turns.after,
+    name_of = {
+        (
+            *turns.before,
+            *loaded.tokenizer.encode(text, add_special_tokens=False),
+            *turns.after,
+        ): name
+        for name, prompts in sets.items()
+        for text in prompts
+    }
+    files = {
+        (name, heat): folder / f"{name}-{heat:.0f}.npz" for name in sets for heat in (0.0, 1.0)
+    }
+    if not (settings.is_resumed and all(file.exists() for file in files.values())):
+        for heat in (0.0, 1.0):
+            # All sets together: a batch takes as long as its longest answer.
+            texts = source.answer(list(name_of), heat)
+            texts.sort(key=lambda text: list(text.token_ids))
+            for name in sets:
+                own = [
+                    text
+                    for text in texts
+                    if name_of[tuple(text.token_ids[: text.answer_start])] == name
                 ]
-                for prompt in prompts
-            ]
-            texts = source.answer(tokens, temperature)
-            found[title] = store_of(sorted(texts, key=lambda text: list(text.token_ids)))
-            path.mkdir(parents=True, exist_ok=True)
-            found[title].save(file)
-    return found
+                store_of(own).save(files[name, heat])
+    return {f"{name} T={heat:.0f}": TextStore.load(file) for (name, heat), file in files.items()}
 
 
 def store_of(texts: Sequence[Text]) -> TextStore:
@@ -231,7 +244,9 @@ def _local(settings: SessionSettings, loaded: LoadedModel, share: tuple[int, int
     )
 
 
-def _workers(settings: SessionSettings, path: Path, device: str) -> WorkerSource:
+def _workers(
+    settings: SessionSettings, num_workers: int, path: Path, device: str
+) -> WorkerSource:
     options = _engine_options(settings)
     num_seqs = options.setdefault("max_num_seqs", 256)
     options |= {
@@ -240,4 +255,4 @@ def _workers(settings: SessionSettings, path: Path, device: str) -> WorkerSource
         "num_gpu_blocks_override": num_seqs * (options["max_model_len"] // 16 + 1),
     }
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return WorkerSource(settings.num_workers, options, settings.generation, (rank, size))
+    return WorkerSource(num_workers, options, settings.generation, (rank, size))
