@@ -137,7 +137,9 @@ def main() -> None:
             }
         )
         lengths = {texts: found["accepted_length"] for texts, found in results[name].items()}
-        print(f"{name:<20}", "  ".join(f"{texts} {length:.3f}" for texts, length in lengths.items()))
+        print(
+            f"{name:<20}", "  ".join(f"{texts} {length:.3f}" for texts, length in lengths.items())
+        )
     values = {"title": "ablate", "command": command, "environment": environment(), "rows": rows}
     arguments.out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 

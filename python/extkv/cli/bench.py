@@ -115,7 +115,12 @@ def accept(
         bool, typer.Option("--compare", help="Answer without drafts too, and compare.")
     ] = False,
     max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most prompts at once.")] = None,
-    max_model_len: Annotated[int, typer.Option(min=1, help="Most tokens of a sequence.")] = 2048,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Most tokens of a sequence; 2048, or the model's if it has fewer."
+        ),
+    ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = DtypeName.AUTO,
     as_json: JsonOption = False,
@@ -125,7 +130,12 @@ def accept(
     # Imported late: `extkv --help` must not pay for PyTorch.
     from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, table, to_json
     from extkv.cli.generate import load
+    from extkv.models import find_default_model
+    from extkv.models.model_source import read_model_config
 
+    path = find_default_model() if target == "default" else Path(target)
+    if max_model_len is None:
+        max_model_len = min(2048, read_model_config(path).context_length)
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype.value,
@@ -134,7 +144,6 @@ def accept(
         # What the answers can use: two engines may share the device.
         "num_gpu_blocks_override": (max_num_seqs or 256) * (max_model_len // 16 + 1),
     }
-    path = None if target == "default" else Path(target)
     config = {"method": "dspark", "num_speculative_tokens": num_speculative_tokens}
     with progress_bars() as on_progress:
         llm = load(path, draft=draft, speculative_config=config, **options)

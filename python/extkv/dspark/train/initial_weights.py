@@ -64,13 +64,13 @@ def _fill(
 
 
 def _projected(embedding: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a random projection of token embeddings, of mean square `1 / markov_rank`."""
+    """Return a random projection of token embeddings, of mean square 1."""
     rank = like.shape[1]
     generator = torch.Generator().manual_seed(rank)
     matrix = torch.randn((embedding.shape[1], rank), generator=generator).to(like)
     projected = embedding.to(like.dtype) @ matrix
     norms = projected.norm(dim=1, keepdim=True)
-    return projected / norms.clamp(min=1e-6)
+    return projected / norms.clamp(min=1e-6) * rank**0.5
 
 
 def _copy_layers(weights: DSparkWeights, target: DecoderModel, generator: torch.Generator) -> None:

@@ -57,7 +57,7 @@ def plot_log(path: str | os.PathLike[str], image: str | os.PathLike[str]) -> boo
     from matplotlib import pyplot as plt  # type: ignore[import-not-found]
 
     lines = read_log(path)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for name, points in _series(lines, "train", "loss").items():
         left.plot(*zip(*points, strict=True), label=name)
     left.set(xlabel="step", ylabel="loss")
@@ -66,9 +66,8 @@ def plot_log(path: str | os.PathLike[str], image: str | os.PathLike[str]) -> boo
     right.set(xlabel="step", ylabel="accepted length")
     for axes in (left, right):
         if axes.get_legend_handles_labels()[1]:
-            axes.legend()
+            axes.legend(fontsize=6)
         axes.grid(visible=True, alpha=0.3)
-    figure.tight_layout()
     figure.savefig(image)
     plt.close(figure)
     return True

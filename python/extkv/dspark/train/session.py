@@ -21,6 +21,7 @@ from extkv.dspark.train.trainer import Trainer
 from extkv.dspark.train.workers import LocalSource, WorkerSource
 from extkv.errors import InvalidArgumentError
 from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.model_source import read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -97,6 +98,9 @@ def train_drafters(
         ExtkvError: If a process that generates fails.
     """
     path = find_default_model() if settings.model is None else settings.model
+    length = min(settings.generation.max_text_len, read_model_config(path).context_length)
+    generation = dataclasses.replace(settings.generation, max_text_len=length)
+    settings = dataclasses.replace(settings, generation=generation)
     kind, ordinal = resolve_device(settings.device)
     is_cuda = kind == "cuda"
     device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
@@ -222,37 +226,32 @@ def _ranks(device: torch.device) -> Any:  # noqa: ANN401, imported where it is u
     return Ranks(device)
 
 
-def _engine_options(settings: SessionSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_model_len": settings.generation.max_text_len}
+def _engine_options(settings: SessionSettings, *, is_cuda: bool) -> dict[str, Any]:
+    """Return arguments of `LLM` that all engines of a run have."""
+    length = settings.generation.max_text_len
+    options: dict[str, Any] = {"max_model_len": length}
     if settings.max_num_seqs is not None:
         options["max_num_seqs"] = settings.max_num_seqs
+    if is_cuda:
+        # What the texts can use; the rest is for training.
+        num_seqs = settings.max_num_seqs or 256
+        options["num_gpu_blocks_override"] = num_seqs * (length // 16 + 1)
     return options
 
 
 def _local(settings: SessionSettings, loaded: LoadedModel, share: tuple[int, int]) -> LocalSource:
     from extkv.engine.llm import LLM
 
-    options = _engine_options(settings)
-    num_seqs = options.get("max_num_seqs", 256)
-    length = min(options.pop("max_model_len"), loaded.model.num_positions)
-    if loaded.model.device.type == "cuda":
-        # What the texts can use; the rest is for training.
-        options["num_gpu_blocks_override"] = num_seqs * (length // 16 + 1)
-    generation = dataclasses.replace(settings.generation, max_text_len=length)
+    options = _engine_options(settings, is_cuda=loaded.model.device.type == "cuda")
+    # The model is loaded, with as many positions as it has.
+    del options["max_model_len"]
     return LocalSource(
-        lambda: LLM(loaded, device=str(loaded.model.device), **options), generation, share
+        lambda: LLM(loaded, device=str(loaded.model.device), **options), settings.generation, share
     )
 
 
-def _workers(
-    settings: SessionSettings, num_workers: int, path: Path, device: str
-) -> WorkerSource:
-    options = _engine_options(settings)
-    num_seqs = options.setdefault("max_num_seqs", 256)
-    options |= {
-        "model": str(path),
-        "device": device,
-        "num_gpu_blocks_override": num_seqs * (options["max_model_len"] // 16 + 1),
-    }
+def _workers(settings: SessionSettings, num_workers: int, path: Path, device: str) -> WorkerSource:
+    options = _engine_options(settings, is_cuda=device != "cpu")
+    options |= {"model": str(path), "device": device}
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     return WorkerSource(num_workers, options, settings.generation, (rank, size))
