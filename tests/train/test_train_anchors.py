@@ -11,8 +11,7 @@ from extkv.dspark.train.forward import attention_bias
 from extkv.dspark.train.settings import BatchSettings
 from extkv.dspark.train.texts import Text, TextStore
 from support.drafters import tiny_config
-
-from train.tiny import random_texts
+from support.training import random_texts
 
 
 def test_every_anchor_has_answer_at_its_place_and_the_next():

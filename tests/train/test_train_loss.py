@@ -12,8 +12,7 @@ from extkv.dspark.train.settings import BatchSettings
 from extkv.dspark.train.target_pass import run_target
 from extkv.models.dspark import teacher_forced
 from support.drafters import HEADS, random_tokens
-
-from train.tiny import float64_target, random_texts, student_settings, tiny_trainer
+from support.training import float64_target, random_texts, student_settings, tiny_trainer
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 LAYOUTS = pytest.mark.parametrize("samples_from_anchor", [True, False], ids=["anchor", "fill-in"])
@@ -52,7 +51,7 @@ def slow_loss(student, batch, taps, target, loss):
         hidden, _ = target.forward(tokens, torch.arange(len(tokens)), _Causal(), taps=(0,))
         target_logits = target.compute_logits(hidden)
         for row in range(len(batch.anchors[text])):
-            rows = batch.rows[config.num_drafts].index.tolist()
+            rows = batch.rows[config.num_drafts].places.tolist()
             for draft in range(config.num_drafts):
                 place = (text * batch.anchors.shape[1] + row) * config.num_drafts + draft
                 if place not in rows:
@@ -74,6 +73,7 @@ def slow_loss(student, batch, taps, target, loss):
 
 class _Causal:
     def attend(self, layer_id, query, key, value):
+        del layer_id
         out = torch.nn.functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None], key.transpose(0, 1)[None], value.transpose(0, 1)[None],
             is_causal=True, enable_gqa=True,

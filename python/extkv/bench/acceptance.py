@@ -1,4 +1,4 @@
-"""Accepted length of a drafter through the engine: prompt sets, temperatures, places in the block."""
+"""Accepted length of a drafter through the engine, by prompts, temperature and place in a block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import json
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extkv.bench.comparison import environment
@@ -15,6 +14,7 @@ from extkv.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from extkv.dspark.verification import DraftCounts
     from extkv.engine.llm import LLM

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from extkv.cli.generate import DeviceOption, ModelOption
+from extkv.cli.generate import DeviceOption, ModelOption  # noqa: TC001, typer reads them
 from extkv.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def train_drafter(
         list[str] | None,
         typer.Option(
             metavar="NAME:KEY=VALUE,...",
-            help="Another drafter to train beside, with num_layers, num_drafts, num_taps, head, "
-            "markov_rank, layout (anchor or fill-in), lr, optimizer, initial or confidence changed.",
+            help="Another drafter to train beside it, with num_layers, num_drafts, num_taps, head, "
+            "markov_rank, layout (anchor, fill-in), lr, optimizer, initial or confidence changed.",
         ),
     ] = None,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer.")] = OptimizerChoice.ADAMW,

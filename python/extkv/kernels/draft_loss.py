@@ -2,8 +2,8 @@
 
 With `q` the drafter's law, `p` the target's and `y` the label, the loss of a row is
 `ce_weight * -log q(y) + tv_weight * sum |q - p|`. Its gradient by the logits,
-`ce_weight * (q - [y]) + tv_weight * q * (sign(q - p) - sum q * sign(q - p))` times the weight of the
-row, takes the place of the logits: nothing else of the size of the vocabulary is ever in memory.
+`ce_weight * (q - [y]) + tv_weight * q * (sign(q - p) - sum q * sign(q - p))`, times the weight of
+the row, takes the place of the logits: nothing else of the vocabulary's size is ever in memory.
 """
 # ruff: noqa: ANN001, ANN202, N803, PLR0917 -- Triton: untyped pointers, constants in capitals
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -35,7 +35,7 @@ def _add_tile(values, largest, total):
 
 
 @triton.jit(do_not_specialize=["ce_weight", "tv_weight"])
-def _draft_loss_kernel(
+def _draft_loss_kernel(  # noqa: PLR0915, one row, three passes
     logits_ptr,
     target_logits_ptr,
     target_rows_ptr,
@@ -91,7 +91,7 @@ def _draft_loss_kernel(
     tl.store(total_variation_ptr + row, distance)
     target_at_label = tl.load(target_ptr + label).to(tl.float32)
     tl.store(target_logprob_ptr + row, target_at_label - target_log_total)
-    tl.store(argmax_ptr + row, best_token.to(tl.int64))
+    tl.store(argmax_ptr + row, best_token + tl.zeros((), tl.int64))
     if HAS_GRADIENT:
         # The label's logit is read before the loop overwrites it.
         tl.debug_barrier()
@@ -150,7 +150,9 @@ def draft_loss(
     check_tensor("label_ids", label_ids, [torch.int64], [num_rows], device)
     if row_weights is not None:
         check_tensor("row_weights", row_weights, [torch.float32], [num_rows], device)
-    numbers = torch.empty((3, num_rows), dtype=torch.float32, device=device)
+    cross_entropy, total_variation, target_logprob = torch.empty(
+        (3, num_rows), dtype=torch.float32, device=device
+    )
     argmax = torch.empty(num_rows, dtype=torch.int64, device=device)
     if num_rows > 0:
         with on_device_of(logits):
@@ -160,7 +162,9 @@ def draft_loss(
                 target_rows.contiguous(),
                 label_ids.contiguous(),
                 argmax if row_weights is None else row_weights.contiguous(),
-                *numbers,
+                cross_entropy,
+                total_variation,
+                target_logprob,
                 argmax,
                 logits.stride(0),
                 target_logits.stride(0),
@@ -171,4 +175,4 @@ def draft_loss(
                 VOCAB_TILE=min(_VOCAB_TILE, padded_to_power_of_two(vocab_size)),
                 num_warps=8,
             )
-    return DraftLossRows(*numbers, argmax)
+    return DraftLossRows(cross_entropy, total_variation, target_logprob, argmax)

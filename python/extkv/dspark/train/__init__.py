@@ -1,7 +1,7 @@
 """Training a DSpark drafter on its target's own answers.
 
-`session.train_drafters` puts a run together; `trainer.Trainer` takes the steps, `student.Student` is
-a drafter in training, `acceptance` measures. `docs/training-drafters.md` explains it.
+`session.train_drafters` puts a run together, `trainer.Trainer` takes the steps, `student.Student`
+is a drafter in training, `acceptance` measures. `docs/training-drafters.md` explains it.
 """
 
 from extkv.dspark.train.session import SessionSettings, train_drafters

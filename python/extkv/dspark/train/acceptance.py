@@ -1,8 +1,8 @@
-"""Accepted length of a drafter on texts of its target, by the law of the engine, without running it.
+"""Accepted length of a drafter on texts of its target, by the engine's law but without running it.
 
-A round begins at an anchor of a text that the target wrote. Given the token that came, draft `k` was
-accepted with probability `min(1, q / p)` of that token where it was drawn, and exactly where the
-drafter's likeliest token is that token where the text is greedy; rounds follow each other as in the
+A round begins at an anchor of a text that the target wrote. Given the token that came, draft `k`
+was accepted with probability `min(1, q / p)` of that token where the text was drawn; where the text
+is greedy, it was if the drafter's likeliest token is that token. Rounds follow each other as in the
 engine. So a text and a pass over all its positions give what drafting would have given.
 """
 
@@ -204,15 +204,15 @@ def _chances(
     """Return chance of acceptance and confidence logits, [num_texts, num_anchors, num_drafts]."""
     rows = batch.rows[student.num_drafts]
     blocks = student.forward(batch, output.taps, has_gradient=False)
-    weights = torch.zeros(len(rows.index), device=rows.index.device)
+    weights = torch.zeros(len(rows.places), device=rows.places.device)
     terms = student.terms(blocks, batch, output.logits, weights, chunk_bytes=1 << 28)
     ratios = (-terms.cross_entropy - terms.target_logprob).clamp(max=0).exp()
     hits = (terms.argmax == rows.label_ids).to(ratios.dtype)
     num_anchors = batch.anchors.shape[1]
-    texts = rows.index // (num_anchors * student.num_drafts)
+    texts = rows.places // (num_anchors * student.num_drafts)
     chosen = torch.where(is_greedy[texts], hits, ratios).to(torch.float32)
     shape = (*batch.anchors.shape, student.num_drafts)
     chances = torch.zeros(shape, device=chosen.device)
-    chances.view(-1)[rows.index] = chosen
+    chances.view(-1)[rows.places] = chosen
     confidences = blocks.confidence_logits
     return chances, None if confidences is None else confidences.to(torch.float32)

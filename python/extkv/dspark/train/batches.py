@@ -22,13 +22,13 @@ class Rows(NamedTuple):
     """Drafts that have a label, for one number of drafts per block; one element each.
 
     Attributes:
-        index (int64, [num_rows]): Place among all drafts of the batch, `[text, anchor, draft]`.
+        places (int64, [num_rows]): Place among all drafts of the batch, `[text, anchor, draft]`.
         slots (int64, [num_rows]): Draft within its block, counted from 0.
         label_ids (int64, [num_rows]): Token that came.
         target_rows (int64, [num_rows]): Row of the target's logits that predicts it.
     """
 
-    index: torch.Tensor
+    places: torch.Tensor
     slots: torch.Tensor
     label_ids: torch.Tensor
     target_rows: torch.Tensor

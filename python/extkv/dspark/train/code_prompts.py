@@ -1,4 +1,4 @@
-"""Small Python functions to write: random steps over lists, texts and numbers, with true examples."""
+"""Small Python functions to write: random steps over lists and texts, with examples that hold."""
 
 from __future__ import annotations
 
@@ -28,6 +28,18 @@ class _Result(NamedTuple):
     apply: Callable[[list[int]], object]
 
 
+def _running(values: list[int]) -> list[int]:
+    return [sum(values[: index + 1]) for index in range(len(values))]
+
+
+def _divisible(values: list[int], divisor: int) -> list[int]:
+    return [value for value in values if value % divisor == 0]
+
+
+def _counts(parts: Sequence[str]) -> dict[str, int]:
+    return {part: list(parts).count(part) for part in dict.fromkeys(parts)}
+
+
 _STEPS = (
     _Step("even", "keep the even numbers", lambda v: [x for x in v if x % 2 == 0]),
     _Step("odd", "keep the odd numbers", lambda v: [x for x in v if x % 2]),
@@ -40,7 +52,7 @@ _STEPS = (
     _Step("absolute", "replace numbers by their absolute values", lambda v: [abs(x) for x in v]),
     _Step("every_other", "keep every other number, beginning with the first", lambda v: v[::2]),
     _Step("shifted", "add one to every number", lambda v: [x + 1 for x in v]),
-    _Step("running", "replace each number by the sum up to it", lambda v: _running(v)),
+    _Step("running", "replace each number by the sum up to it", _running),
     _Step("by_three", "keep numbers that can be divided by three", lambda v: _divisible(v, 3)),
 )
 _RESULTS = (
@@ -99,7 +111,7 @@ _TASKS = (
     "Write a C++ program that asks for {n} numbers and prints the largest.",
     "Write a JavaScript function that returns a random element of an array of {items}.",
     "What does this Python code print?\n```python\nfor i in range({n}):\n    print(i * {m})\n```",
-    "Find the bug:\n```python\ndef mean(values):\n    return sum(values) / (len(values) - {m})\n```",
+    "Find the bug:\n```python\ndef mean(values):\n    return sum(values) / {m}\n```",
 )
 _THINGS = ("prime number", "Fibonacci number", "perfect square", "triangular number", "palindrome")
 _STRUCTURES = ("stack", "queue", "linked list", "binary search tree", "hash table", "heap", "graph")
@@ -168,15 +180,3 @@ def _stub(
     if "List" in head or "Dict" in head or "Optional" in head:
         code = f"from typing import Dict, List, Optional\n\n\n{code}"
     return f"{rng.choice(_OPENINGS)}\n```python\n{code}\n```"
-
-
-def _running(values: list[int]) -> list[int]:
-    return [sum(values[: index + 1]) for index in range(len(values))]
-
-
-def _divisible(values: list[int], divisor: int) -> list[int]:
-    return [value for value in values if value % divisor == 0]
-
-
-def _counts(parts: Sequence[str]) -> dict[str, int]:
-    return {part: list(parts).count(part) for part in dict.fromkeys(parts)}

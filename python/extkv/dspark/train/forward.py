@@ -146,8 +146,8 @@ def _attention(
     Args:
         config: The backbone.
         layer: The layer.
-        sources (compute dtype, [num_texts, num_tokens, hidden_size] and [num_texts, num_slots,
-            hidden_size]): Normalised features of the context, and the stream.
+        sources: Normalised features of the context (compute dtype, [num_texts, num_tokens,
+            hidden_size]), and the stream ([num_texts, num_slots, hidden_size]).
         rotations: Cosine and sine of the context's positions, and of the slots'.
         bias (compute dtype, [num_texts, 1, num_slots, num_tokens + num_slots]): Added to scores.
     """
@@ -156,15 +156,12 @@ def _attention(
     eps = config.rms_norm_eps
     normed = _rms_norm(stream, layer.input_norm, eps)
     num_queries = config.num_heads * config.head_dim
-    biases = (None, None)
-    if layer.qkv_bias is not None:
-        biases = (layer.qkv_bias, layer.qkv_bias[num_queries:])
-    fused = _by_head(functional.linear(normed, layer.qkv_proj, biases[0]), config.head_dim)
-    past = functional.linear(context, layer.qkv_proj[num_queries:], biases[1])
+    past_bias = None if layer.qkv_bias is None else layer.qkv_bias[num_queries:]
+    fused = _by_head(functional.linear(normed, layer.qkv_proj, layer.qkv_bias), config.head_dim)
+    past = functional.linear(context, layer.qkv_proj[num_queries:], past_bias)
     past_key, past_value = _by_head(past, config.head_dim).chunk(2, dim=2)
-    query, key, value = fused.split(
-        (config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=2
-    )
+    query = fused[:, :, : config.num_heads]
+    key, value = fused[:, :, config.num_heads :].chunk(2, dim=2)
     if layer.q_norm is not None and layer.k_norm is not None:
         query = _rms_norm(query, layer.q_norm, eps)
         key, past_key = _rms_norm(key, layer.k_norm, eps), _rms_norm(past_key, layer.k_norm, eps)
@@ -182,7 +179,7 @@ def _attention(
 
 
 def _by_head(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    return rows.unflatten(-1, (-1, head_dim))
+    return rows.view(*rows.shape[:-1], -1, head_dim)
 
 
 def _rotate(heads_of: torch.Tensor, rotation: list[torch.Tensor]) -> torch.Tensor:

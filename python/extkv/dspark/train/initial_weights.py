@@ -70,7 +70,8 @@ def _projected(embedding: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     matrix = torch.randn((embedding.shape[1], rank), generator=generator).to(like)
     projected = embedding.to(like.dtype) @ matrix
     norms = projected.norm(dim=1, keepdim=True)
-    return projected / norms.clamp(min=1e-6) * rank**0.5
+    unit: torch.Tensor = projected / norms.clamp(min=1e-6)
+    return unit * float(rank) ** 0.5
 
 
 def _copy_layers(weights: DSparkWeights, target: DecoderModel, generator: torch.Generator) -> None:
@@ -92,6 +93,5 @@ def _copy_layers(weights: DSparkWeights, target: DecoderModel, generator: torch.
 def _copy_layer(layer: LayerWeights, source: LayerWeights) -> None:
     for name, tensor in vars(layer).items():
         found = getattr(source, name)
-        if isinstance(tensor, torch.Tensor) and isinstance(found, torch.Tensor):
-            if found.shape == tensor.shape:
-                tensor.copy_(found)
+        if isinstance(found, torch.Tensor) and found.shape == getattr(tensor, "shape", None):
+            tensor.copy_(found)

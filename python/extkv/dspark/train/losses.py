@@ -53,7 +53,7 @@ class LossTerms(NamedTuple):
         return (1 - self.total_variation / 2).clamp(0, 1)
 
 
-def token_loss(
+def token_loss(  # noqa: PLR0917, what the two heads are made of
     hidden: torch.Tensor,
     codes: torch.Tensor | None,
     markov_weight: torch.Tensor | None,

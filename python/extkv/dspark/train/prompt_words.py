@@ -18,7 +18,7 @@ object-oriented programming|functional programming|web servers|cloud computing|o
 fractions|prime numbers|probability|the Pythagorean theorem|linear equations|calculus|statistics
 averages|percentages|geometry|graphs and functions|logarithms|matrices|number systems
 baking bread|cooking pasta|growing tomatoes|gardening|composting|keeping bees|house plants|recycling
-climate change|rain forests|coral reefs|deserts|oceans|rivers|earthquakes|hurricanes|weather forecasts
+climate change|rain forests|coral reefs|deserts|oceans|rivers|earthquakes|hurricanes|weather maps
 dogs|cats|horses|elephants|whales|birds|butterflies|sharks|wolves|penguins|owls|spiders
 football|basketball|tennis|chess|swimming|running|yoga|cycling|hiking|mountain climbing|camping
 painting|photography|music theory|playing the guitar|poetry|theatre|film making|architecture|dance
@@ -169,7 +169,8 @@ What would happen without {topic}?|How has {topic} changed over the last hundred
 What do most people get wrong about {topic}?|Which problems are connected with {topic}?
 Can you tell me something surprising about {topic}?|Who should care about {topic}, and why?
 How do {topic} and {other} compare?|What connects {topic} with {other}?
-Is {topic} more important than {other}? Give reasons.|What is the difference between {topic} and {other}?
+Is {topic} more important than {other}? Give reasons.
+What is the difference between {topic} and {other}?
 """.strip()
     .replace("\n", "|")
     .split("|")

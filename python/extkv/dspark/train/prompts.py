@@ -34,8 +34,7 @@ def build_prompt(seed: int, number: int) -> str:
         number: Number of the prompt.
     """
     rng = random.Random(f"{seed}-{number}")  # noqa: S311, no cryptography
-    kinds, weights = zip(*_KINDS.items(), strict=True)
-    (kind,) = rng.choices(kinds, weights)
+    (kind,) = rng.choices(list(_KINDS), list(_KINDS.values()))
     return kind(rng)
 
 

@@ -51,10 +51,10 @@ def plot_log(path: str | os.PathLike[str], image: str | os.PathLike[str]) -> boo
     """
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    import matplotlib as mpl  # type: ignore[import-not-found]
+    import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot as plt  # type: ignore[import-not-found]
+    from matplotlib import pyplot as plt
 
     lines = read_log(path)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")

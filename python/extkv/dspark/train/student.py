@@ -108,7 +108,7 @@ class Student:
         loss = terms.loss
         confidences = output.confidence_logits
         if confidences is not None:
-            logits = confidences.flatten()[rows.index]
+            logits = confidences.flatten()[rows.places]
             term = confidence_loss(logits, terms.acceptance, weights)
             loss = loss + self.settings.loss.confidence_weight * term
             self._add("confidence", term)
@@ -129,8 +129,8 @@ class Student:
     ) -> LossTerms:
         """Compare what it made of a batch with the target."""
         rows = batch.rows[self.num_drafts]
-        hidden = output.hidden.flatten(0, 2)[rows.index]
-        codes = None if output.codes is None else output.codes.flatten(0, 2)[rows.index]
+        hidden = output.hidden.flatten(0, 2)[rows.places]
+        codes = None if output.codes is None else output.codes.flatten(0, 2)[rows.places]
         markov_weight = self.parameters.get("markov_w2")
         if markov_weight is not None and not hidden.requires_grad:
             markov_weight = markov_weight.detach()
@@ -197,8 +197,8 @@ class Student:
         """
         dtype = self._target.dtype
 
-        def fields(owner: object, prefix: str = "") -> dict[str, torch.Tensor]:
-            found = {}
+        def fields(owner: object, prefix: str = "") -> dict[str, Any]:
+            found: dict[str, Any] = {}
             for name, value in vars(owner).items():
                 if f"{prefix}{name}" in self.parameters:
                     tensor = change(value)

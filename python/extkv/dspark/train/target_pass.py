@@ -41,12 +41,17 @@ class PaddedTexts:
     ) -> torch.Tensor:
         """Attend; see `AttentionCache.attend`."""
         del layer_id
-        parts = (
-            part.unflatten(0, (self._num_texts, -1)).transpose(1, 2) for part in (query, key, value)
-        )
+
+        def by_text(rows: torch.Tensor) -> torch.Tensor:
+            return rows.reshape(self._num_texts, -1, *rows.shape[1:]).transpose(1, 2)
+
         with sdpa_kernel(_BACKENDS):
             attended = functional.scaled_dot_product_attention(
-                *parts, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
+                by_text(query),
+                by_text(key),
+                by_text(value),
+                is_causal=True,
+                enable_gqa=query.shape[1] != key.shape[1],
             )
         return attended.transpose(1, 2).reshape(query.shape)
 

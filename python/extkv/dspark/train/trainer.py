@@ -155,7 +155,7 @@ class Trainer:
     def _wait(self) -> None:
         """Wait for the step before the last one, so that the clock means what it says."""
         if self.target.device.type == "cuda":
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._pending.append(event)
             if len(self._pending) > 1:

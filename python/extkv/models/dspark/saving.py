@@ -261,7 +261,7 @@ def _divided(
 
 
 def _write_shards(directory: Path, shards: list[dict[str, torch.Tensor]]) -> None:
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         file_name = f"model-{number:05}-of-{len(shards):05}{SHARD_SUFFIX}"
         write_safetensors(directory / file_name, shard)
