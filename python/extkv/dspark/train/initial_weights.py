@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -70,8 +71,8 @@ def _projected(embedding: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     matrix = torch.randn((embedding.shape[1], rank), generator=generator).to(like)
     projected = embedding.to(like.dtype) @ matrix
     norms = projected.norm(dim=1, keepdim=True)
-    unit: torch.Tensor = projected / norms.clamp(min=1e-6)
-    return unit * float(rank) ** 0.5
+    scaled: torch.Tensor = projected / norms.clamp(min=1e-6) * math.sqrt(rank)
+    return scaled
 
 
 def _copy_layers(weights: DSparkWeights, target: DecoderModel, generator: torch.Generator) -> None:

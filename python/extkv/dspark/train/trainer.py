@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import pickle
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,6 +206,6 @@ class Trainer:
         """
         try:
             state = torch.load(path, map_location=self.target.device, weights_only=True)
-        except (OSError, RuntimeError, EOFError) as error:
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise ModelFileError(f"checkpoint {path} cannot be read: {error}") from error
         self.load_state_dict(state)
