@@ -9,12 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
+from extkv.cli.calibrate import calibrate
 from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
+from extkv.cli.profile import profile
 from extkv.cli.serve import serve
 from extkv.cli.train_drafter import train_drafter
+from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -50,7 +53,10 @@ app.command()(serve)
 app.command()(client)
 app.command()(doctor)
 app.command()(train_drafter)
+app.command()(profile)
+app.command()(calibrate)
 app.add_typer(bench)
+app.add_typer(wire)
 
 
 def _print_version(*, value: bool) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from extkv.dspark.step_reports import SpeculationReport
     from extkv.dspark.verification import DraftCounts
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
@@ -68,7 +69,8 @@ class LLM:
     Attributes:
         config: Limits.
         model: The model with its tokenizer.
-        startup_s: Seconds that each phase of the start took: load, profile, capture, size.
+        startup_s: Seconds that each phase of the start took: load, profile, capture, size, and step
+            cost where that is measured.
 
     Raises:
         ModelFileError: If the model cannot be read.
@@ -127,8 +129,7 @@ class LLM:
         speculator = drafting = None
         if draft is not None or speculative_config is not None:
             # Imported late: it imports parts of the engine.
-            from extkv.dspark.drafting import Drafting
-            from extkv.dspark.pairing import make_speculator
+            from extkv.dspark.pairing import make_drafting, make_speculator
 
             speculator, options = make_speculator(
                 loaded.model, draft, speculative_config, self.config, on_progress
@@ -144,10 +145,10 @@ class LLM:
             speculator,
         )
         runner.start()
-        self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
         if speculator is not None:
-            drafting = Drafting(speculator, sampler, options)
+            drafting = make_drafting(speculator, sampler, options, runner)
+        self.startup_s = {"load": load_s, **runner.startup_s}
         self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
         self._limits = ModelLimits(
@@ -168,6 +169,12 @@ class LLM:
         """Drafts verified and accepted so far; None without a drafter."""
         drafting = self.engine.drafting
         return None if drafting is None else drafting.counts
+
+    @property
+    def step_reports(self) -> Sequence[SpeculationReport]:
+        """What became of the drafts of each of the last steps; empty without a drafter."""
+        drafting = self.engine.drafting
+        return [] if drafting is None else list(drafting.rounds.reports)
 
     @property
     def sizing_plan(self) -> SizingPlan:
