@@ -198,7 +198,9 @@ def test_bins_have_the_calibration_error_of_the_fit():
         (fit.temperatures, fit.ece_after),
     ):
         positions = reliability(rounds, temperatures)
-        for bins, error, count in zip(positions, errors, fit.num_rounds_by_position, strict=True):
+        for bins, error, count in zip(
+            positions, errors, fit.num_rounds_by_position, strict=True
+        ):
             total = sum(one.num_rounds for one in bins)
             gap = sum(one.num_rounds * abs(one.promised - one.observed) for one in bins)
             assert total == count

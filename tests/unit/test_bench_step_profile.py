@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from extkv.bench.steady_load import SteadyLoad
 from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
+from extkv.bench.steady_load import SteadyLoad
 from extkv.bench.verify_pin import VerifyPin
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.engine.llm import LLM
@@ -131,9 +131,7 @@ def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):
 
 def test_steps_that_do_not_add_up_are_refused(pin, monkeypatch):
     def interacting(requests: int, verify_len: int | None, context: int) -> float:
-        return additive(requests, verify_len, context) * (
-            1 + 0.5 * (requests == 2) * (verify_len == 1)
-        )
+        return additive(requests, verify_len, context) * (1 + 0.5 * (requests == 2) * (verify_len == 1))
 
     fake_times(monkeypatch, interacting)
     with pytest.raises(CostTableError, match="off by more|too noisy"):
