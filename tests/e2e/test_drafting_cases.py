@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from extkv.dspark.check import read_text
 from extkv.dspark.speculator import LAYER_PREFIX
 from extkv.dspark.verification import DraftCounts
 from extkv.engine.llm import LLM
@@ -17,7 +18,7 @@ from extkv.models import GenerationDefaults, LoadedModel, random_model
 from extkv.models.dspark import DSparkModel, load_drafter, random_drafter, save_native
 from extkv.models.weights import slot_view, weight_slots
 from extkv.sampling_params import SamplingParams
-from support.echo_pair import CONFIG, MASK, VOCAB_SIZE, echo_drafter, echo_target, echo_texts
+from support.echo_pair import CONFIG, MASK, TAPS, VOCAB_SIZE, echo_drafter, echo_target, echo_texts
 from support.engines import assert_idle, resizing, tokens_of
 from support.letter_tokenizer import LetterTokenizer
 from support.plain_cache import logits_of
@@ -271,3 +272,39 @@ def test_the_drafter_s_context_survives_growth_and_shrink(loaded, drafter, promp
 def test_masks_and_reserved_tokens_are_never_written(loaded, drafter, prompts):
     for tokens in answers(engine(loaded, drafter), prompts, greedy(40)):
         assert all(0 <= token < MASK for token in tokens)
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_context_is_that_of_the_committed_tokens_whatever_was_rejected(
+    loaded, drafter, prompts, chunk
+):
+    """All tokens before the anchor, no rejected one, however they came: dspark.md 9, accounting."""
+    llm = engine(loaded, drafter, max_num_seqs=1, max_num_batched_tokens=chunk)
+    speculator = llm.engine.drafting._speculator
+    propose, contexts = speculator.propose, []
+
+    def noting(inputs, requests):
+        drafts = propose(inputs, requests)
+        anchor = int(speculator._block.anchor_positions[0])
+        at = torch.arange(max(anchor, 0))
+        blocks = inputs.block_table[0, at // 16].long()
+        layer = speculator._paged.layer(0)
+        contexts.append([part[blocks, at % 16].clone() for part in layer])
+        return drafts
+
+    speculator.propose = noting
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=50, ignore_eos=True)
+    (output,) = llm.generate([prompts[2]], params, use_tqdm=False)
+    text = [*prompts[2], *output.outputs[0].token_ids]
+    counts = llm.draft_counts
+    assert 1.5 < counts.accepted_length < 4  # some drafts were rejected
+    read = read_text(loaded.model, text, 1, TAPS)
+    taps = torch.stack([read.taps[layer_id] for layer_id in TAPS])
+    keys, values = drafter.context(taps, torch.arange(len(text)))
+    lengths = [len(found[0]) for found in contexts]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > len(prompts[2]) + 30
+    for found in contexts:
+        count = len(found[0])
+        torch.testing.assert_close(found[0], keys[0, :count], rtol=1e-3, atol=2e-2)  # of size 8
+        torch.testing.assert_close(found[1], values[0, :count], rtol=1e-3, atol=1e-3)
