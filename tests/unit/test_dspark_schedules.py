@@ -131,7 +131,7 @@ def test_a_long_block_of_hopeless_drafts_may_be_accepted_all_the_same():
     schedule = ControlledSchedule(controller, Heads())
     limits = np.full(4, 16, np.int32)
     assert schedule.decide(round_of(1, 4, limits=limits)).drafts
-    lens = schedule.lens(np.ones(4, np.bool_), Signals(np.full((4, 16), -90.0)))
+    lens = schedule.lens(np.ones(4, np.bool_), Signals(np.full((4, 16), -80.0)))
     assert lens.tolist() == [16] * 4
     schedule.start()
     schedule.observe(lens, lens, None)
