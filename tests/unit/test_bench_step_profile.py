@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
-from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
 from extkv.bench.steady_load import SteadyLoad
+from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
 from extkv.bench.verify_pin import VerifyPin
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.engine.llm import LLM
@@ -131,10 +132,12 @@ def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):
 
 def test_steps_that_do_not_add_up_are_refused(pin, monkeypatch):
     def interacting(requests: int, verify_len: int | None, context: int) -> float:
-        return additive(requests, verify_len, context) * (1 + 0.5 * (requests == 2) * (verify_len == 1))
+        return additive(requests, verify_len, context) * (
+            1 + 0.5 * (requests == 2) * (verify_len == 1)
+        )
 
     fake_times(monkeypatch, interacting)
-    with pytest.raises(CostTableError, match="off by more|too noisy"):
+    with pytest.raises(CostTableError, match=r"off by more|too noisy"):
         profile_steps(pin, SHAPES, SOURCE)
 
 
@@ -155,7 +158,7 @@ def test_real_steps_make_a_table_where_noise_is_allowed(pin):
     assert all(sample.step_us > 0 for sample in found.samples)
     # Acceptance is pinned: each step brings one token to each request.
     contexts = [sample.num_context_tokens for sample in found.samples[:3]]
-    assert all(later > earlier for earlier, later in zip(contexts, contexts[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(contexts))
     assert pin.llm.draft_counts.accepted_length == 1.0
 
 
@@ -231,7 +234,7 @@ def test_defaults_are_powers_of_two_and_leave_room_to_decode():
 
 
 def test_a_length_that_the_drafter_does_not_make_is_refused(pin):
-    with pytest.raises(InvalidArgumentError, match="5 drafts to verify .* makes 4"):
+    with pytest.raises(InvalidArgumentError, match=r"5 drafts to verify .* makes 4"):
         pin.set(5)
 
 

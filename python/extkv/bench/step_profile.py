@@ -186,7 +186,8 @@ class StepProfile:
         )
         for num_requests, num_tokens in self.skipped:
             lines.append(
-                f"left out: {num_requests} requests of {num_tokens} tokens, more than the cache holds"
+                f"left out: {num_requests} requests of {num_tokens} tokens, which the cache cannot "
+                "hold"
             )
         return "\n".join(lines)
 

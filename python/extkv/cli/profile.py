@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path  # noqa: TC003, typer reads the annotation
 from typing import Annotated
 
 import typer
@@ -98,15 +98,12 @@ def profile(
                 is_cuda=pair.target.model.device.type == "cuda",
                 is_quick=quick,
             )
-            chosen = {
-                "num_requests": num_requests,
-                "verify_lens": verify_len,
-                "context_lens": context_len,
-            }
             shapes = replace(
                 shapes,
+                num_requests=tuple(num_requests or shapes.num_requests),
+                verify_lens=tuple(shapes.verify_lens if verify_len is None else verify_len),
+                context_lens=tuple(context_len or shapes.context_lens),
                 limits=QualityLimits(max_spread_ratio=max_spread, max_residual_ratio=max_residual),
-                **{name: tuple(sorted(set(v))) for name, v in chosen.items() if v},
             )
             source = provenance(pair, context_lens=list(shapes.context_lens))
             found = profile_steps(pin, shapes, source, on_progress)
