@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from extkv.dspark.cost import CostTable, QualityLimits, StepCost
+from extkv.dspark.cost import CostTable, StepCost
 from extkv.errors import CostTableError
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["PassTimes", "measure_passes", "measure_step_cost"]
 
 _NUM_REPEATS = 5
+# On the host, of all repeats of a size together.
+_LEAST_US = 20_000.0
 # Of the shortest pass; the rest of it counts for tokens, so that drift can tell the two apart.
 _FIXED_SHARE = 0.9
-# Few repeats are noisier than a profile's many, and drift corrects what is off.
-_LIMITS = QualityLimits(max_repair_ratio=0.25)
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,16 @@ class PassTimes:
     tiers: tuple[int, ...]
 
     def table(self, source: dict[str, str] | None = None) -> CostTable:
-        """Return the times as a cost table, not repaired or checked yet."""
-        bias_us = _FIXED_SHARE * min(self.target_us.values())
+        """Return the times as a cost table.
+
+        Noise only adds time, so a pass takes at most what a larger one was seen to take.
+        """
+        target_us = _rising(self.target_us)
+        bias_us = _FIXED_SHARE * target_us[0][1]
         return CostTable(
-            token_us=tuple((size, us - bias_us) for size, us in sorted(self.target_us.items())),
+            token_us=tuple((size, us - bias_us) for size, us in target_us),
             bias_us=bias_us,
-            draft_us=tuple(sorted(self.draft_us.items())),
+            draft_us=tuple(_rising(self.draft_us)),
             tiers=self.tiers,
             source=source or {},
         )
@@ -94,7 +98,7 @@ def measure_passes(
 
 
 def measure_step_cost(runner: ModelRunner, speculator: Speculator) -> StepCost | None:
-    """Measure a table; None with a warning if it is flat or contradicts itself.
+    """Measure a table; None with a warning if it is flat.
 
     Without a table every draft is verified.
     """
@@ -102,7 +106,7 @@ def measure_step_cost(runner: ModelRunner, speculator: Speculator) -> StepCost |
     times = measure_passes(runner, speculator)
     runner.startup_s["step cost"] = time.perf_counter() - started
     try:
-        return StepCost.measured(times.table({"device": str(runner.model.device)}), _LIMITS)
+        return StepCost.measured(times.table({"device": str(runner.model.device)}))
     except CostTableError as error:
         warnings.warn(
             f"the step costs measured at start-up cannot be used, so every draft is verified: "
@@ -120,11 +124,19 @@ def _spread(sizes: Sequence[int]) -> list[int]:
     return sorted({*chosen, sizes[-1]})
 
 
+def _rising(times_us: dict[int, float]) -> list[tuple[int, float]]:
+    """Return sizes and times, each the least of its own and of all larger sizes' times."""
+    sizes = sorted(times_us, reverse=True)
+    least = itertools.accumulate((times_us[size] for size in sizes), min)
+    return list(zip(sizes, least, strict=True))[::-1]
+
+
 def _least_us(run: Callable[[], None], device: torch.device, num_repeats: int) -> float:
     run()
     if device.type != "cuda":
-        times = []
-        for _ in range(num_repeats):
+        times: list[float] = []
+        # Short passes more often: other programs disturb them more.
+        while len(times) < num_repeats or sum(times) < _LEAST_US:
             start = time.perf_counter()
             run()
             times.append((time.perf_counter() - start) * 1e6)

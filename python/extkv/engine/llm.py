@@ -69,7 +69,8 @@ class LLM:
     Attributes:
         config: Limits.
         model: The model with its tokenizer.
-        startup_s: Seconds that each phase of the start took: load, profile, capture, size.
+        startup_s: Seconds that each phase of the start took: load, profile, capture, size, and step
+            cost where that is measured.
 
     Raises:
         ModelFileError: If the model cannot be read.
@@ -144,10 +145,10 @@ class LLM:
             speculator,
         )
         runner.start()
-        self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
         if speculator is not None:
             drafting = make_drafting(speculator, sampler, options, runner)
+        self.startup_s = {"load": load_s, **runner.startup_s}
         self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
         self._limits = ModelLimits(
