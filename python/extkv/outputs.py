@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+SchedulingEvent = Literal["scheduled", "preempted"]
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,14 @@ class RequestMetrics:
         first_scheduled_s: Its first step began.
         first_token_s: Its first token was there.
         last_token_s: Its latest token was there.
+        events: Each time that it was scheduled to run, and preempted, in order.
     """
 
     arrival_s: float
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    events: list[tuple[SchedulingEvent, float]] = field(default_factory=list)
 
     @property
     def queue_s(self) -> float | None:
@@ -127,6 +130,21 @@ class RequestMetrics:
     def decode_s(self) -> float | None:
         """Seconds from the first token to the latest one; None before."""
         return _difference(self.first_token_s, self.last_token_s)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it lost its blocks to others and had to be computed again."""
+        return sum(kind == "preempted" for kind, _ in self.events)
+
+    def note_scheduled(self, now_s: float) -> None:
+        """Note that it got blocks and a place in the batch."""
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now_s
+        self.events.append(("scheduled", now_s))
+
+    def note_preempted(self, now_s: float) -> None:
+        """Note that it lost them."""
+        self.events.append(("preempted", now_s))
 
     def add_token(self, now_s: float) -> None:
         """Note that a token came."""

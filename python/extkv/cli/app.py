@@ -16,6 +16,7 @@ from extkv.cli.generate import generate
 from extkv.cli.plan import plan
 from extkv.cli.profile import profile
 from extkv.cli.serve import serve
+from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -53,6 +54,7 @@ app.command()(doctor)
 app.command()(profile)
 app.command()(calibrate)
 app.add_typer(bench)
+app.add_typer(wire)
 
 
 def _print_version(*, value: bool) -> None:

@@ -257,6 +257,10 @@ class EngineCore:
             # An interrupt came between plan and start.
             self._give_up()
         plan = self._schedule()
+        now = time.monotonic()
+        for sequence_id in plan.preempted_request_ids:
+            if sequence_id in self._sequences:
+                self._sequences[sequence_id].metrics.note_preempted(now)
         if plan.is_empty:
             return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
@@ -268,7 +272,7 @@ class EngineCore:
         logits = self.runner.run(plan, prompt_logits=is_prompt, place_drafts=place_drafts)
         # The device computes: from here to `_collect` the host has time.
         self._absorb()
-        self._enter_slots(plan, rows)
+        self._enter_slots(plan, rows, now)
         prompt_logprobs = []
         if is_prompt:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
@@ -362,15 +366,13 @@ class EngineCore:
         if self.scheduler.step_in_flight is not None:
             self.scheduler.cancel_step()
 
-    def _enter_slots(self, plan: StepPlan, rows: list[Sequence]) -> None:
-        now = time.monotonic()
+    def _enter_slots(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
         slots, generations = plan.request_slots.tolist(), plan.slot_generations.tolist()
         for row, sequence in enumerate(rows):
-            if sequence.metrics.first_scheduled_s is None:
-                sequence.metrics.first_scheduled_s = now
             occupant = (generations[row], sequence.sequence_id)
             if self._occupants.get(slots[row]) != occupant:
                 self._occupants[slots[row]] = occupant
+                sequence.metrics.note_scheduled(now)
                 request = SlotRequest(
                     sequence.sampling,
                     sequence.prompt_token_ids,

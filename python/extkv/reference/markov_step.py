@@ -10,12 +10,13 @@ from extkv.reference.philox import Stream, philox_uniforms
 from extkv.reference.sampling import RowFlag, pick
 from extkv.sampling_params import LEAST_TEMPERATURE
 
-DRAFT_VOCAB_TILE = 128
+# Tokens that are drawn from together; as in the kernels.
+GROUP_SIZE = 64
 
 
 def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
     """Return how many float32 elements the kernels' workspace needs."""
-    return 3 * num_rows * -(-vocab_size // DRAFT_VOCAB_TILE)
+    return num_rows * -(-vocab_size // GROUP_SIZE)
 
 
 def markov_logits(
@@ -61,11 +62,10 @@ def markov_step(
     if num_rows == 0:
         return out
     logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
-    has_nan = logits.isnan().any(1)
-    values = torch.where(logits.isnan(), -torch.inf, logits)
+    has_bad, values = without_bad_groups(logits)
     largest, drawn = values.max(1)
     has_none = largest == -torch.inf
-    out.flags.copy_(has_nan * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
+    out.flags.copy_(has_bad * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
     log_sum_exp = torch.zeros_like(largest)
     if temperature is not None:
         assert seeds is not None
@@ -73,10 +73,12 @@ def markov_step(
         is_sampled = temperature >= LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
         uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
-        found, masses = draw_in_tiles(values, heat, uniforms)
+        found, masses = draw_in_groups(values, heat, uniforms)
         log_sum_exp = torch.where(is_sampled, largest / heat + masses.log(), 0.0)
         drawn = torch.where(is_sampled & ~has_none, found, drawn)
-    out.logits.copy_(values.gather(1, drawn[:, None])[:, 0])
+    chosen = values.gather(1, drawn[:, None])[:, 0]
+    # Its law is not that of the logits: verification takes the draft for none.
+    out.logits.copy_(torch.where(has_bad, torch.nan, chosen))
     out.log_sum_exp.copy_(log_sum_exp)
     if draft_to_target is not None:
         drawn = drawn + draft_to_target[drawn]
@@ -84,13 +86,33 @@ def markov_step(
     return out
 
 
-def draw_in_tiles(
-    values: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw from softmax(values / T) with one uniform for a tile and one for the token inside it.
+def without_bad_groups(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Set groups with a NaN or +inf to -inf.
 
     Args:
-        values (float32, [num_rows, vocab_size], device): No NaN.
+        logits (float32, [num_rows, vocab_size], device): Logits; kept.
+
+    Returns:
+        Which rows have such a group (bool, [num_rows]), and the logits.
+    """
+    is_bad = ~(logits < torch.inf)
+    has_bad = is_bad.any(1)
+    if not bool(has_bad.any()):
+        return has_bad, logits
+    num_rows, vocab_size = logits.shape
+    padded = functional.pad(is_bad, (0, -vocab_size % GROUP_SIZE))
+    groups = padded.view(num_rows, -1, GROUP_SIZE).any(2)
+    left_out = groups.repeat_interleave(GROUP_SIZE, dim=1)[:, :vocab_size]
+    return has_bad, torch.where(left_out, -torch.inf, logits)
+
+
+def draw_in_groups(
+    values: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from softmax(values / T): a group, then a token of it, a uniform for each.
+
+    Args:
+        values (float32, [num_rows, vocab_size], device): No NaN, no +inf.
         temperature (float32, [num_rows], device): Positive.
         uniforms (float32, [num_rows, 2 or more], device): In (0, 1).
 
@@ -99,18 +121,16 @@ def draw_in_tiles(
         exp((value - largest) / T) (float32, [num_rows]).
     """
     num_rows, vocab_size = values.shape
-    width = min(DRAFT_VOCAB_TILE, vocab_size)
-    largest = values.amax(1)
-    weights = softmax_weights(values, largest[:, None], temperature[:, None])
-    padding = (0, -vocab_size % width)
-    masses = functional.pad(weights, padding).view(num_rows, -1, width).sum(2)
-    tile = pick(masses, uniforms[:, 0])
-    rows = torch.arange(num_rows, device=values.device)
-    # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
-    tiles = functional.pad(values, padding, value=-torch.inf)
-    inside = tiles.view(num_rows, -1, width)[rows, tile]
+    weights = softmax_weights(values, values.amax(1)[:, None], temperature[:, None])
+    groups = functional.pad(weights, (0, -vocab_size % GROUP_SIZE))
+    masses = groups.view(num_rows, -1, GROUP_SIZE).sum(2)
+    group = pick(masses, uniforms[:, 0])
+    # Relative to the group's own maximum: a far one would be subnormal relative to the row's.
+    tokens = group[:, None] * GROUP_SIZE + torch.arange(GROUP_SIZE, device=values.device)
+    inside = values.gather(1, tokens.clamp(max=vocab_size - 1))
+    inside = torch.where(tokens < vocab_size, inside, -torch.inf)
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
-    return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)
+    return group * GROUP_SIZE + pick(weights, uniforms[:, 1]), masses.sum(1)
 
 
 def softmax_weights(
