@@ -1,8 +1,8 @@
 """No drafts, fixed numbers of them and a schedule, on a Qwen3-8B shape with a random drafter.
 
 Acceptance is synthetic (0.7, 0.5, 0.3, …): the text means nothing, the work is real. One engine
-runs all of them in turns; "no drafts" keeps the drafter's context, as an engine that may draft again
-must.
+runs all of them in turns; "no drafts" keeps the drafter's context, as an engine must that may draft
+again.
 
 Run from the repository root: `python -m bench.engine.bench_schedule --out FILE`. `--points` writes
 what `extkv bench schedule --result FILE --plot FILE.png` draws.
