@@ -1,7 +1,7 @@
 """Throughput of a schedule against no drafts and fixed numbers of them, simulated, load by load.
 
-No device is measured: costs are the tables of `cost_tables.py`, some of them recorded. Times in the rows are simulated
-microseconds per generated token. Run from the repository root:
+No device is measured: costs are the tables of `cost_tables.py`, some of them recorded. Times in the
+rows are simulated microseconds per generated token. Run from the repository root:
 `python -m bench.sched.bench_simulation --out FILE`.
 """
 

@@ -116,8 +116,10 @@ def test_the_quietest_trial_counts(pin, monkeypatch):
 
 def test_a_flat_table_is_refused(pin, monkeypatch):
     fake_times(monkeypatch, lambda _r, verify_len, _c: 1000.0 + 50.0 * (verify_len is not None))
+    kept = []
     with pytest.raises(CostTableError, match="flat"):
-        profile_steps(pin, SHAPES, SOURCE)
+        profile_steps(pin, SHAPES, SOURCE, on_samples=kept.extend)
+    assert len(kept) == 24  # what was measured is not lost with it
 
 
 def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from pathlib import Path  # noqa: TC003, typer reads the annotation
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from extkv.cli.pairs import (
 )
 from extkv.cli.progress import progress_bars
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extkv.dspark.cost import StepSample
+
 
 def profile(
     *,
@@ -31,6 +36,12 @@ def profile(
     random_weights: RandomWeightsOption = False,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the cost table to this file.")
+    ] = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Write the measured steps to this file, also of a refused table."
+        ),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = DtypeName.AUTO,
@@ -66,7 +77,7 @@ def profile(
     does not add up is refused. The file goes into `speculative_config` as `step_cost`.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from extkv.bench.pairs import PairSettings
     from extkv.bench.provenance import provenance
@@ -106,7 +117,13 @@ def profile(
                 limits=QualityLimits(max_spread_ratio=max_spread, max_residual_ratio=max_residual),
             )
             source = provenance(pair, context_lens=list(shapes.context_lens))
-            found = profile_steps(pin, shapes, source, on_progress)
+
+            def write(samples: Sequence[StepSample]) -> None:
+                if steps is not None:
+                    values = {"source": source, "samples": [asdict(one) for one in samples]}
+                    steps.write_text(json.dumps(values) + "\n", encoding="utf-8")
+
+            found = profile_steps(pin, shapes, source, on_progress, write)
     if out is not None:
         found.save(out)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.describe())
