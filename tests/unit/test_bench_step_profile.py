@@ -114,7 +114,7 @@ def test_the_quietest_trial_counts(pin, monkeypatch):
     assert profile_steps(pin, SHAPES, SOURCE).worst_residual_ratio < 0.01
 
 
-def test_a_flat_table_is_refused(pin, monkeypatch):
+def test_b52_a_flat_table_is_refused(pin, monkeypatch):
     fake_times(monkeypatch, lambda _r, verify_len, _c: 1000.0 + 50.0 * (verify_len is not None))
     kept = []
     with pytest.raises(CostTableError, match="flat"):
