@@ -142,8 +142,9 @@ class AcceptanceRates:
         accepted, promised = self._of_slot[:, slots]
         scale = (accepted + _REQUEST_PRIOR) / (promised + _REQUEST_PRIOR)
         scale[self._generations[slots] != draft_round.generations] = 1.0
-        likely = np.multiply.outer(scale, self.rates)
-        return np.minimum(likely, 1.0).astype(np.float32)
+        likely: Float64Array = np.multiply.outer(scale, self.rates)
+        likely = np.minimum(likely, 1.0)
+        return likely.astype(np.float32)
 
     def observe(
         self, draft_round: DraftRound, num_verified: Int32Array, num_accepted: Int32Array

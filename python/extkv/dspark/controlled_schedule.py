@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlledSchedule"]
 
-# A draft without any confidence is planned as one of nearly none, so that "all" means all.
-_LEAST_CONFIDENCE, _CERTAIN = np.float32(1e-3), np.float32(1.0)
+# A draft without any confidence is planned as one of nearly none, so that "all" means all: the
+# product over a block must stay above what float32 takes for 0.
+_LEAST_CONFIDENCE, _LEAST_SURVIVAL, _CERTAIN = 1e-3, 1e-30, np.float32(1.0)
 _EVERYTHING = (DecisionReason.STATIC, DecisionReason.NO_COST_TABLE)
 
 
@@ -151,8 +152,9 @@ class ControlledSchedule:
 
     def _plan(self, found: _Round) -> VerifyPlan:
         given = self._confidences.of_round(found.draft_round, found.signals)
+        least = np.float32(max(_LEAST_CONFIDENCE, _LEAST_SURVIVAL ** (1 / given.shape[1])))
         # The larger of two numbers of which one is NaN is the other one.
-        confidences = np.minimum(np.fmax(given, _LEAST_CONFIDENCE), _CERTAIN)
+        confidences = np.minimum(np.fmax(given, least), _CERTAIN)
         if not found.is_alive.all():
             confidences[~found.is_alive] = 0.0
         return self.controller.plan(confidences)
