@@ -33,8 +33,10 @@ def sequence(sequence_id: int, num_tokens: int, finish: str = "length", stop=Non
 
 
 @pytest.mark.parametrize("source", ["head", "both"])
-def test_an_engine_s_rounds_are_recorded_whole_and_paired(source):
-    llm = drafted_engine(speculative={"verification": "scheduled", "confidence": source})
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_engine_s_rounds_are_recorded_whole_and_paired(source, is_async):
+    speculative = {"verification": "scheduled", "confidence": source}
+    llm = drafted_engine(speculative=speculative, async_scheduling=is_async)
     schedule = llm.engine.drafting.schedule
     prompts = [[3, 4, 5], [7], [8, 9], [1, 2, 3, 4], [5, 6]]
     params = [SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)] * len(prompts)
@@ -56,9 +58,11 @@ def test_an_engine_s_rounds_are_recorded_whole_and_paired(source):
     assert len({one.logits for one in found.rounds}) == len(found.rounds)
 
 
-def test_recorded_logits_are_those_of_the_drafts_that_were_verified():
-    """Logits decide acceptance here, so that a slip by one round would show."""
-    llm = drafted_engine(speculative={"verification": "scheduled", "confidence": "head"})
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_recorded_logits_are_those_of_the_drafts_that_were_verified(is_async):
+    """A slip by one round would show against what the engine itself reports."""
+    speculative = {"verification": "scheduled", "confidence": "head"}
+    llm = drafted_engine(speculative=speculative, async_scheduling=is_async)
     rounds, seen = llm.engine.drafting.rounds, []
     real = RecordingSchedule.lens
 

@@ -143,7 +143,9 @@ def test_steps_that_do_not_add_up_are_refused(pin, monkeypatch):
         profile_steps(pin, SHAPES, SOURCE)
 
 
-def test_real_steps_make_a_table_where_noise_is_allowed(pin):
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_real_steps_make_a_table_where_noise_is_allowed(is_async):
+    pin = pinned_engine(async_scheduling=is_async)
     limits = QualityLimits(-1e9, 1e9, 1e9, 1e9)
     shapes = ProfileSettings((1, 2), (0, 1, 3), (5,), 1, 3, limits)
     found = profile_steps(pin, shapes, SOURCE)
