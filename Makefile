@@ -73,7 +73,7 @@ gpu-test:  ## Run the GPU tests with the python and packages of this machine.
 	@if [ -x .gpu/cuda_device ]; then .gpu/cuda_device --ignored --test-threads 1; fi
 
 clean:  ## Remove everything that was built.
-	rm -rf $(VENV) target .gpu .site
+	rm -rf $(VENV) target rust/extkv-core/fuzz/target .gpu .site
 
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and f"extkv needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: make PYTHON=...")'

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from extkv.drafting import DraftLaw
 from extkv.reference.logit_cutoff import logit_cutoff
+from extkv.reference.token_bitmask import apply_token_bitmask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ class Chain:
     filters: tuple[tuple[str, float], ...] = ()
     min_tokens: int = 0
     penalty: float = 0.0
+    has_masks: bool = False
     method: str = "standard"
     is_one_hot: bool = False
     dtype: torch.dtype = torch.float32
@@ -66,6 +68,11 @@ class Tables:
         num_draft_ids = chain.num_draft_ids or size
         self.target = normal(length, size, size).to(device) * 1.2
         self.target[: chain.min_tokens, :, EOS] = -torch.inf
+        # Which token may follow which, at each place; the last one may always, so that one can.
+        self.may_follow = torch.ones(length, size, size, dtype=torch.bool)
+        if chain.has_masks:
+            self.may_follow = normal(length, size, size) > 0
+            self.may_follow[:, :, size - 1] = True
         base = normal(length, size, chain.num_drafts, num_draft_ids) * 1.2
         self.base = base.to(device, chain.dtype)
         self.projection = self.embedding = None
@@ -92,6 +99,7 @@ def exact_law(chain: Chain, tables: Tables) -> torch.Tensor:
         probability, sequence = 1.0, [START, *tokens]
         for step, token in enumerate(tokens):
             logits = target[step, sequence[step]].clone()
+            logits[~tables.may_follow[step, sequence[step]]] = -torch.inf
             for seen in set(sequence[: step + 1]):
                 logits[seen] -= chain.penalty
             probability *= float(filtered(logits, chain)[token])
@@ -224,7 +232,7 @@ class Run:
         index: torch.Tensor,
         window: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return logits of all rows, changed by penalties of each row, and their cut-offs."""
+        """Return logits of all rows, changed by penalties and masks of each, and their cut-offs."""
         chain = self.chain
         rows = torch.arange(len(owner), device=self.device)
         logits = self.tables.target[counts + index, window[rows, index]]
@@ -238,6 +246,10 @@ class Run:
                 is_before = slot <= index
                 seen[rows[is_before], window[is_before, slot]] = 1.0
             logits = logits - chain.penalty * seen
+        if chain.has_masks:
+            before = window[rows, index].cpu()
+            words = packed(self.tables.may_follow[(counts + index).cpu(), before])
+            apply_token_bitmask(logits, words.to(self.device), rows)
         if not chain.filters:
             return logits, None
         parameters = {
@@ -250,6 +262,12 @@ class Run:
         }
         heat = torch.full((len(rows),), chain.temperature, device=self.device)
         return logits, logit_cutoff(logits, heat, **parameters)
+
+
+def packed(may_follow: torch.Tensor) -> torch.Tensor:
+    """Return a word (int32, [num_rows, 1]) per row of booleans, the first in the lowest bit."""
+    weights = 2 ** torch.arange(may_follow.shape[1])
+    return (may_follow * weights).sum(1, keepdim=True).to(torch.int32)
 
 
 def generate(chain: Chain, ops: Any, device: torch.device, num_seeds: int) -> Run:

@@ -29,6 +29,10 @@ CHAINS = [
     Chain(filters=(("min_p", 0.3),), vocab_size=5, has_codes=True),
     Chain(filters=(("top_k", 3), ("top_p", 0.8), ("min_p", 0.05)), vocab_size=6),
     Chain(penalty=1.5, num_tokens=3, vocab_size=3),
+    Chain(has_masks=True, num_tokens=3, vocab_size=5),
+    Chain(has_masks=True, num_drafts=4, vocab_size=5, penalty=0.7, filters=(("top_p", 0.8),)),
+    Chain(has_masks=True, is_one_hot=True, num_tokens=3, vocab_size=4),
+    Chain(has_masks=True, num_draft_ids=3, vocab_size=5, dtype=torch.bfloat16, seed=1),
     Chain(is_one_hot=True, num_tokens=3, vocab_size=3),
     Chain(is_one_hot=True, filters=(("top_k", 2),), vocab_size=5, dtype=torch.bfloat16),
     Chain(method="block", num_drafts=1, vocab_size=3),
@@ -40,6 +44,8 @@ CHAINS = [
     Chain(method="block", num_draft_ids=3, vocab_size=5, min_tokens=2, filters=(("top_k", 3),)),
     Chain(method="block", is_one_hot=True, num_drafts=3, vocab_size=3),
     Chain(method="block", penalty=1.0, vocab_size=3),
+    Chain(method="block", has_masks=True, num_drafts=3, num_tokens=3, vocab_size=4, seed=2),
+    Chain(method="block", has_masks=True, is_one_hot=True, vocab_size=5),
 ]
 GREEDY = [
     Chain(temperature=0.0, num_drafts=3, num_tokens=4),

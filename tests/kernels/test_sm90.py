@@ -55,6 +55,7 @@ OTHERS = [
     "philox_uniforms",
     "mask_allowed_tokens",
     "mask_bad_tokens",
+    "apply_token_bitmask",
     "add_logit_bias",
     "apply_penalties",
 ]

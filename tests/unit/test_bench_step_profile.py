@@ -131,7 +131,9 @@ def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):
 
 def test_steps_that_do_not_add_up_are_refused(pin, monkeypatch):
     def interacting(requests: int, verify_len: int | None, context: int) -> float:
-        return additive(requests, verify_len, context) * (1 + 0.5 * (requests == 2) * (verify_len == 1))
+        return additive(requests, verify_len, context) * (
+            1 + 0.5 * (requests == 2) * (verify_len == 1)
+        )
 
     fake_times(monkeypatch, interacting)
     with pytest.raises(CostTableError, match="off by more|too noisy"):

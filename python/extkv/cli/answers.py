@@ -6,6 +6,7 @@ Answers appear in the order of the questions; what comes early waits for its tur
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -127,8 +128,14 @@ def format_drafts(counts: DraftCounts) -> str:
     )
     return (
         f"drafts: {counts.accepted_length:.2f} tokens per step in {counts.num_rounds} steps; "
-        f"accepted by place {shares or 'none'}"
+        f"accepted by place {shares or 'none'}; "
+        f"drafting {counts.draft_ms:.2f} ms, verifying {counts.verify_ms:.2f} ms a step"
     )
+
+
+def drafts_dict(counts: DraftCounts) -> dict[str, Any]:
+    """Return what became of drafts as `--json` prints it."""
+    return {**asdict(counts), "accepted_length": counts.accepted_length}
 
 
 def format_summary(num_answers: int, num_tokens: int, elapsed_s: float, cache: KVCache) -> str:

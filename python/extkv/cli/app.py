@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
 from extkv.cli.calibrate import calibrate
+from extkv.cli.check_draft import check_draft
 from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
@@ -55,6 +56,7 @@ app.command()(doctor)
 app.command()(train_drafter)
 app.command()(profile)
 app.command()(calibrate)
+app.command()(check_draft)
 app.add_typer(bench)
 app.add_typer(wire)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import closing
@@ -14,9 +15,18 @@ import typer
 from extkv.cli.answers import (
     JsonAnswers,
     TextAnswers,
+    drafts_dict,
     format_drafts,
     format_speedup,
     format_summary,
+)
+from extkv.cli.constraints import (
+    ChoiceOption,
+    GrammarOption,
+    JsonObjectOption,
+    RegexOption,
+    SchemaOption,
+    structured_outputs,
 )
 from extkv.cli.progress import progress_bars
 from extkv.cli.questions import read_questions
@@ -94,6 +104,11 @@ def generate(
         float, typer.Option(help="Least probability as a share of the largest.")
     ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    json_schema: SchemaOption = None,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
+    json_object: JsonObjectOption = False,
     model: ModelOption = None,
     draft: Annotated[
         Path | None,
@@ -129,7 +144,12 @@ def generate(
         typer.Option("--compare", help="Answer again without drafts, and say how much faster."),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per answer to standard output.")
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON object per answer to standard output; with --draft, one more "
+            "that says what became of drafts.",
+        ),
     ] = False,
 ) -> None:
     """Answer PROMPTS together, each as it would be alone, in a KV cache that grows in place.
@@ -144,6 +164,13 @@ def generate(
         "top_k": top_k,
         "min_p": min_p,
         "seed": seed,
+        "structured_outputs": structured_outputs(
+            json_schema=json_schema,
+            grammar=grammar,
+            regex=regex,
+            choice=choice,
+            json_object=json_object,
+        ),
     }
     questions = read_questions(prompts or [], prompts_path, sampling, chat=chat)
     if num_speculative_tokens is not None and draft is None:
@@ -238,11 +265,11 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> list[Re
         _print_summary(llm, outputs, time.perf_counter() - start)
         raise
     _print_summary(llm, outputs, time.perf_counter() - start)
-    num_failed = sum(output.outputs[0].finish_reason == "error" for output in outputs)
-    if num_failed:
-        raise ExtkvError(
-            f"{num_failed} of {len(outputs)} answers broke off: the model's logits allow no token"
-        )
+    if as_json and llm.draft_counts is not None:
+        typer.echo(json.dumps({"drafts": drafts_dict(llm.draft_counts)}))
+    failed = [o.outputs[0].error for o in outputs if o.outputs[0].finish_reason == "error"]
+    if failed:
+        raise ExtkvError(f"{len(failed)} of {len(outputs)} answers broke off: {failed[0]}")
     return outputs
 
 
