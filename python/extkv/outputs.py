@@ -80,9 +80,10 @@ class CompletionOutput:
         token_ids: Its tokens so far, with the one that ended it.
         cumulative_logprob: Sum of the tokens' log-probabilities, if `logprobs` was asked for.
         logprobs: One entry per token, if asked for.
-        finish_reason: Why it ended: a stop token or string, a length limit, an abort, or logits
-            that no token could be chosen from; None while it goes on.
+        finish_reason: Why it ended: a stop token or string, a length limit, an abort, or because no
+            token could be chosen; None while it goes on.
         stop_reason: The stop token or stop string; None for end-of-sequence and other reasons.
+        error: Why no token could be chosen; None if it did not end so.
     """
 
     index: int
@@ -92,6 +93,7 @@ class CompletionOutput:
     logprobs: list[LogprobEntry] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         """Return whether this output has ended."""

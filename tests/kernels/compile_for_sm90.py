@@ -20,6 +20,7 @@ from extkv.drafting import DraftLaw
 from extkv.kernels import (
     decode_attention,
     draft_block_inputs,
+    draft_loss,
     kv_append,
     logit_cutoff,
     markov_step,
@@ -32,6 +33,7 @@ from extkv.kernels import (
     sampling,
     silu_and_mul,
     small_batch_linear,
+    token_bitmask,
     window_indices,
 )
 from extkv.kernels.launch import arguments, attention
@@ -48,6 +50,7 @@ BATCH_SIZES = (1, 3, 8, 16, 32)
 MODULES = (
     decode_attention,
     draft_block_inputs,
+    draft_loss,
     kv_append,
     logit_cutoff,
     markov_step,
@@ -60,6 +63,7 @@ MODULES = (
     sampling,
     silu_and_mul,
     small_batch_linear,
+    token_bitmask,
     window_indices,
 )
 
@@ -180,6 +184,8 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
             ),
         )
         yield f"silu_and_mul-{name}", lambda h=hidden: silu_and_mul.silu_and_mul(h)
+        yield f"draft_loss-{name}", lambda x=logits: draft_loss.draft_loss(x, x, ids, ids, numbers)
+        yield f"draft_loss-{name}-values", lambda x=logits: draft_loss.draft_loss(x, x, ids, ids)
         yield f"argmax_tokens-{name}", lambda x=logits: sampling.argmax_tokens(x)
         yield (
             f"sample_tokens-{name}",
@@ -196,9 +202,14 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
             ),
         )
     wide = torch.zeros(num_rows, 151_936)
+    words = torch.zeros(num_rows, 4748, dtype=torch.int32)
     yield "philox_words", lambda: philox.philox_words(ids, ids, 3, ids)
     yield "philox_uniforms", lambda: philox.philox_uniforms(ids, ids, 3, ids)
     yield "mask_allowed_tokens", lambda: penalties.mask_allowed_tokens(wide, entries, offsets)
+    yield (
+        "apply_token_bitmask",
+        lambda: token_bitmask.apply_token_bitmask(wide, words, ids),
+    )
     yield "mask_bad_tokens", lambda: penalties.mask_bad_tokens(wide, entries, offsets)
     yield (
         "add_logit_bias",

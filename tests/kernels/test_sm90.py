@@ -23,6 +23,7 @@ OTHERS = [
             "small_batch_linear": ["", "-gated"],
             "small_batch_add_linear": [""],
             "silu_and_mul": [""],
+            "draft_loss": ["", "-values"],
             "argmax_tokens": [""],
             "sample_tokens": ["", "-cutoff"],
             "logit_cutoff": [""],
@@ -54,6 +55,7 @@ OTHERS = [
     "philox_uniforms",
     "mask_allowed_tokens",
     "mask_bad_tokens",
+    "apply_token_bitmask",
     "add_logit_bias",
     "apply_penalties",
 ]

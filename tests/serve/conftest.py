@@ -49,6 +49,9 @@ class LetterTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([32 + token_id % 94])
 
+    def token_name(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
 
 @pytest.fixture(scope="session")
 def tiny_model() -> LoadedModel:

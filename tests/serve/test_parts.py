@@ -55,7 +55,6 @@ def test_bad_words_come_as_tokens():
 @pytest.mark.parametrize(
     "wire",
     [
-        {"structured_outputs": {"choice": ["a"]}},
         {"thinking_token_budget": 5},
         {"repetition_detection": {"max_pattern_size": 1}},
         {"logprob_token_ids": [1]},
@@ -66,6 +65,13 @@ def test_bad_words_come_as_tokens():
 def test_what_the_engine_cannot_do_is_refused_by_name(wire):
     with pytest.raises(UnsupportedRequestError, match=next(iter(wire))):
         fit(**wire)
+
+
+def test_structured_outputs_need_a_tokenizer_and_are_checked():
+    with pytest.raises(InvalidArgumentError, match="structured_outputs"):
+        fit(structured_outputs={"choice": ["a"]})
+    with pytest.raises(InvalidArgumentError, match="'choices' is no field"):
+        fit(structured_outputs={"choices": ["a"]})
 
 
 def test_bad_values_are_refused_by_name():

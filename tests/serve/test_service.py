@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -182,7 +183,10 @@ def test_statistics_have_what_vllms_have_and_can_be_left_out(serve, tiny_llm):
 @pytest.mark.parametrize(
     ("sampling", "text"),
     [
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "[0-9"}}, "unclosed character class"),
+        ({"structured_outputs": {"json": "{"}}, "json is no JSON"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag is not supported"),
+        ({"structured_outputs": {"json_object": False}}, "json_object is False"),
         ({"logprobs": -1}, "whole vocabulary"),
         ({"temperature": -1.0}, "temperature"),
         ({"stop_token_ids": [5000]}, "stop_token_ids"),
@@ -199,6 +203,40 @@ def test_what_cannot_work_ends_with_an_error_and_disturbs_nobody(
         front.add(request_fields("good", PROMPT, max_tokens=1))
         assert front.next_output()[5] == LENGTH
     assert text in caplog.text
+
+
+STRUCTURED = {
+    "regex": ({"regex": "[1-9]{3}"}, "[1-9]{3}"),
+    "choice": ({"choice": ["red", "green"]}, "red|green"),
+    "grammar": ({"grammar": 'root ::= "<" [a-z] ">"', "_backend": "xgrammar"}, "<[a-z]>"),
+    "schema": ({"json": {"enum": ["x", "y"]}}, '"[xy]"'),
+    "text": ({"json": '{"type": "boolean"}', "disable_any_whitespace": True}, "true|false"),
+    "object": ({"json_object": True, "whitespace_pattern": "[ ]?"}, r"\{.*"),
+}
+
+
+def test_structured_outputs_keep_their_structure(serve, tiny_llm):
+    with serve(tiny_llm) as (front, _):
+        for name, (constraint, _) in STRUCTURED.items():
+            front.add(
+                request_fields(
+                    name,
+                    PROMPT,
+                    temperature=1.0,
+                    seed=3,
+                    max_tokens=12,
+                    structured_outputs=constraint,
+                    _eos_token_id=0,
+                    _all_stop_token_ids=[0],
+                )
+            )
+        front.add(request_fields("free", PROMPT, temperature=0.0, max_tokens=5))
+        tokens, ends = collect(front, len(STRUCTURED) + 1)
+    for name, (_, pattern) in STRUCTURED.items():
+        text = "".join(chr(32 + token % 94) for token in tokens[name] if token != 0)
+        assert re.fullmatch(pattern, text), (name, text)
+        assert name == "object" or (ends[name][5], tokens[name][-1]) == (STOP, 0)
+    assert ends["free"][5] == LENGTH
 
 
 def test_empty_long_and_repeated_requests_end_with_an_error(serve, tiny_llm):

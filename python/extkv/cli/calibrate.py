@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path  # noqa: TC003, typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,9 +52,7 @@ def calibrate(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            dir_okay=False, metavar="FILE.png", help="Draw reliability before and after."
-        ),
+        typer.Option(dir_okay=False, metavar="FILE.png", help="Draw reliability before and after."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: Annotated[
@@ -136,7 +134,7 @@ def calibrate(
 
 def calibration_report(recording: Recording, fit: TemperatureFit) -> dict[str, Any]:
     """Return what the fit did, position by position."""
-    columns = {
+    columns: dict[str, Any] = {
         "temperature": fit.temperatures.values,
         "num_rounds": fit.num_rounds_by_position,
         "accepted_ratio": fit.accepted_ratio,
@@ -206,4 +204,3 @@ def _record(
             params = [question.sampling for question in questions]
             source = provenance(pair, num_prompts=len(prompts))
             return record_rounds(pin.llm, prompts, params, source, on_progress)
-

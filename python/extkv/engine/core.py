@@ -421,6 +421,7 @@ class EngineCore:
         sequence.output.text = sequence.text.finish()
         sequence.output.finish_reason = reason.value
         sequence.output.stop_reason = stop_reason
+        sequence.output.error = sequence.error
 
     def _prompt_rows(self, plan: StepPlan, row: int, sequence: Sequence) -> range:
         """Tokens of the step whose logits predict prompt tokens that a sequence wants to see."""

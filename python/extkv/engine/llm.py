@@ -23,6 +23,7 @@ from extkv.models.loader import check_device, resolve_dtype
 from extkv.outputs import RequestOutput
 from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams, request_seed
+from extkv.structured_outputs.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -69,6 +70,7 @@ class LLM:
     Attributes:
         config: Limits.
         model: The model with its tokenizer.
+        grammars: Makes constraints of `structured_outputs` ready for its vocabulary.
         startup_s: Seconds that each phase of the start took: load, profile, capture, size, and step
             cost where that is measured.
 
@@ -151,11 +153,15 @@ class LLM:
         self.startup_s = {"load": load_s, **runner.startup_s}
         self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size=loaded.config.vocab_size, eos_token_ids=tuple(eos)
+        )
         self._limits = ModelLimits(
             vocab_size=loaded.config.vocab_size,
             max_model_len=length,
             eos_token_ids=tuple(eos),
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            compile_grammar=self.grammars.compile,
         )
         self._num_requests = itertools.count()
 

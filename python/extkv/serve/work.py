@@ -57,7 +57,9 @@ class EngineWork:
         self._cached_block_size = config.block_size if config.enable_prefix_caching else None
         self._seed = llm.config.seed
         self._limits = ModelLimits(
-            vocab_size=llm.model.config.vocab_size, max_model_len=llm.config.max_model_len
+            vocab_size=llm.model.config.vocab_size,
+            max_model_len=llm.config.max_model_len,
+            compile_grammar=llm.grammars.compile,
         )
         self._by_request: dict[str, ServedSequence] = {}
         self._by_sequence: dict[int, ServedSequence] = {}

@@ -17,6 +17,7 @@ from extkv.errors import InvalidArgumentError
 from extkv.models.decoder import DecoderModel
 from extkv.models.dspark import heads
 from extkv.models.dspark.weights import stack_context_projection
+from extkv.models.host_decoder import HostDecoder, linear, rms_norm
 from extkv.models.ops import DecoderOps, Norm
 from extkv.normalized import HeadNorms
 
@@ -63,8 +64,10 @@ class DSparkModel:
         self.config = config
         self.weights = weights
         self.ops = DecoderOps() if ops is None else ops
-        self.decoder = DecoderModel(
-            config.backbone, weights.backbone, ops=self.ops, max_model_len=max_model_len
+        self.decoder = HostDecoder.of(
+            DecoderModel(
+                config.backbone, weights.backbone, ops=self.ops, max_model_len=max_model_len
+            )
         )
         self.num_positions = self.decoder.num_positions
         num_rows = config.num_draft_tokens
@@ -141,9 +144,14 @@ class DSparkModel:
         backbone, ops = self.config.backbone, self.ops
         num_tokens = positions.shape[0]
         features = taps.transpose(0, 1).flatten(1)
-        projected = torch.zeros_like(taps[0])
-        normalized = ops.add_linear(projected, features, self.weights.fc, None, self._hidden_norm)
-        fused = ops.linear(normalized, self._context_proj, self._context_bias)
+        if isinstance(self.decoder, HostDecoder):
+            projected = linear(features, self.weights.fc, None)
+            projected = rms_norm(projected, *self._hidden_norm)
+            fused = linear(projected, self._context_proj, self._context_bias)
+        else:
+            stream = torch.zeros_like(taps[0])
+            normalized = ops.add_linear(stream, features, self.weights.fc, None, self._hidden_norm)
+            fused = ops.linear(normalized, self._context_proj, self._context_bias)
         # Per layer its keys, then its values.
         shape = (num_tokens, backbone.num_layers, 2, backbone.num_kv_heads, backbone.head_dim)
         keys, values = fused.view(shape).permute(2, 1, 0, 3, 4)
@@ -174,15 +182,21 @@ class DSparkModel:
         return self.decoder.forward(token_ids, positions, cache)
 
     @torch.inference_mode()
-    def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def base_logits(self, hidden: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of slots before the Markov head.
 
         Args:
             hidden (model dtype, [num_rows, hidden_size]): Rows of `block_forward`.
+            out (model dtype, [num_rows, num_draft_tokens]): Receives the result.
 
         Returns:
-            Tensor (model dtype, [num_rows, num_draft_tokens]), by draft token.
+            Tensor (model dtype, [num_rows, num_draft_tokens]), by draft token: `out`, or a new one.
         """
+        if isinstance(self.decoder, HostDecoder):
+            found = linear(hidden, self._lm_head, None)
+            return found if out is None else out.copy_(found)
+        if out is not None:
+            return torch.mm(hidden, self._lm_head.t(), out=out)
         return functional.linear(hidden, self._lm_head)
 
     def initial_state(self, num_blocks: int) -> torch.Tensor | None:
