@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
 from extkv import LLM, SamplingParams
@@ -56,7 +59,18 @@ def test_the_command_line_says_what_became_of_drafts(drafters):
     assert plain.exit_code == drafted.exit_code == 0, drafted.output
     assert drafted.stdout == plain.stdout
     assert "tokens per step in" in drafted.stderr
+    assert re.search(r"drafting \d+\.\d\d ms, verifying \d+\.\d\d ms a step", drafted.stderr)
     assert "tokens per step in" not in plain.stderr
+    options = ["--draft", str(drafters / "dspark_native"), "--json"]
+    as_json = CliRunner().invoke(app, [*command, *options])
+    answer, found = map(json.loads, as_json.stdout.splitlines())
+    assert len(answer["token_ids"]) == 4
+    drafts = found["drafts"]
+    assert drafts["num_drafted"][0] == drafts["num_rounds"] > 0
+    assert drafts["num_draft_rounds"] >= drafts["num_verifications"] > 0
+    assert drafts["draft_s"] > 0
+    assert drafts["verify_s"] > 0
+    assert drafts["accepted_length"] >= 1
     refused = CliRunner().invoke(app, [*command, "--num-speculative-tokens", "3"])
     assert refused.exit_code == 2
     assert "--draft" in refused.output

@@ -10,12 +10,14 @@ from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
 from extkv.cli.calibrate import calibrate
+from extkv.cli.check_draft import check_draft
 from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
 from extkv.cli.profile import profile
 from extkv.cli.serve import serve
+from extkv.cli.train_drafter import train_drafter
 from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
@@ -51,8 +53,10 @@ app.command()(plan)
 app.command()(serve)
 app.command()(client)
 app.command()(doctor)
+app.command()(train_drafter)
 app.command()(profile)
 app.command()(calibrate)
+app.command()(check_draft)
 app.add_typer(bench)
 app.add_typer(wire)
 

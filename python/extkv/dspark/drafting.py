@@ -14,6 +14,7 @@ import torch
 from extkv.dspark.rounds import HostDrafts, RoundBook
 from extkv.dspark.schedule import FixedSchedule
 from extkv.dspark.speculator import DraftRequests
+from extkv.dspark.timing import SpanTimer
 from extkv.dspark.verification import PendingWindows, Verifier, Window
 from extkv.engine.sampling_slots import upload
 
@@ -70,6 +71,7 @@ class Drafting:
         )
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
+        self._draft_timer, self._verify_timer = SpanTimer(sampler.device), SpanTimer(sampler.device)
 
     @property
     def num_drafts(self) -> int:
@@ -101,8 +103,10 @@ class Drafting:
 
     @property
     def counts(self) -> DraftCounts:
-        """Drafts verified and accepted so far."""
-        return self._verifier.counts
+        """Drafts verified and accepted so far, and how long that took as far as it is known."""
+        counts = self._verifier.counts
+        counts.draft_s, counts.verify_s = self._draft_timer.total_s, self._verify_timer.total_s
+        return counts
 
     @torch.inference_mode()
     def place(self, plan: StepPlan, inputs: StepInputs) -> None:
@@ -152,7 +156,9 @@ class Drafting:
             ids = plan.request_ids[sampled].tolist()
             rows = np.array([self._row_of.get(request_id, 0) for request_id in ids], np.int64)
             law = self._speculator.law(upload(rows, logits.device))
-            pending = self._verifier.verify(logits, windows, law)
+            with self._verify_timer.span():
+                pending = self._verifier.verify(logits, windows, law)
+            self._verifier.counts.num_verifications += 1
             next_tokens = pending.verification.next_tokens
         else:
             pending = self._sampler.sample(
@@ -168,7 +174,9 @@ class Drafting:
             if isinstance(pending, PendingWindows):
                 num_rejected = num_rejected - pending.verification.num_accepted
             requests = self._requests(plan, sampled, next_tokens, num_rejected)
-            drafts = self._speculator.propose(inputs, requests)
+            with self._draft_timer.span():
+                drafts = self._speculator.propose(inputs, requests)
+            self._verifier.counts.num_draft_rounds += 1
             made.drafts = HostDrafts(self._speculator, drafts, sampled)
             self._row_of = dict(zip(made.ids, sampled.tolist(), strict=True))
         return pending

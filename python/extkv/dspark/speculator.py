@@ -223,6 +223,14 @@ class Speculator:
         """
         if self._options.draft_sample_method == "greedy":
             return None
+        if self._draft_logits is not None:
+            return DraftLaw(
+                self._draft_logits,
+                self._logits,
+                self._log_sum_exp,
+                draft_rows=draft_rows,
+                draft_ids=self._draft_ids,
+            )
         weights = self.model.weights
         is_vanilla = self._codes is None
         return DraftLaw(
@@ -283,12 +291,10 @@ class Speculator:
             cache,
         )
         rows = hidden.view(num_reqs, self._num_queries, -1)[:, -self._num_slots :]
+        # Slots past the drafts that are wanted were there to be seen.
+        rows = rows[:, : self.num_drafts]
         base = self._base_logits[:num_reqs]
-        torch.mm(
-            rows.reshape(num_reqs * self._num_slots, -1),
-            model.lm_head.t(),
-            out=base.view(num_reqs * self._num_slots, -1),
-        )
+        model.base_logits(rows.flatten(0, 1), out=base.flatten(0, 1))
         self._markov_steps(num_reqs, rows, base)
         self._note_signals(num_reqs, rows, base)
         return self._tokens[:num_reqs]
@@ -324,9 +330,14 @@ class Speculator:
                 source = {"codes": self._codes[:num_reqs, slot]}
             elif model.markov_weight is not None:
                 source = {"tokens": previous, "embedding": model.weights.markov_w1}
+            logits, weight = base[:, slot], model.markov_weight
+            if self._draft_logits is not None:
+                logits = self._draft_logits[:num_reqs, slot]
+                logits.copy_(self._markov.markov_logits(base[:, slot], weight, **source))
+                source, weight = {}, None
             self._markov.markov_step(
-                base[:, slot],
-                model.markov_weight,
+                logits,
+                weight,
                 temperature,
                 seeds,
                 self._block.sample_positions[:num_reqs, slot] if is_drawn else None,
@@ -372,16 +383,21 @@ class Speculator:
         self._block_starts = torch.arange(num_seqs + 1, dtype=int32, device=device) * num_queries
         vocab_size = model.lm_head.shape[0]
         # The law of the drafts must outlive the target's next step.
-        self._base_logits = zeros(num_seqs, num_slots, vocab_size, dtype=model.dtype)
+        shape = (num_seqs, self.num_drafts, vocab_size)
+        self._base_logits = zeros(*shape, dtype=model.dtype)
         self._tokens = zeros(num_seqs, num_slots, dtype=int64)
         self._logits = zeros(num_seqs, num_slots, dtype=float32)
         self._log_sum_exp = zeros(num_seqs, num_slots, dtype=float32)
         self._flags = zeros(num_seqs, num_slots, dtype=int32)
-        shape = (num_seqs, self.num_drafts)
-        self._confidence_logits = zeros(*shape, dtype=float32) if self._has_logits else None
-        self._margins = zeros(*shape, dtype=float32) if self._has_margins else None
+        signals = (num_seqs, self.num_drafts)
+        self._confidence_logits = zeros(*signals, dtype=float32) if self._has_logits else None
+        self._margins = zeros(*signals, dtype=float32) if self._has_margins else None
         self._codes: torch.Tensor | None = None
         weight = model.markov_weight
+        # On the host, reading the head once more costs more than keeping what was drawn from.
+        self._draft_logits: torch.Tensor | None = None
+        if device.type == "cpu" and weight is not None:
+            self._draft_logits = zeros(*shape, dtype=float32)
         if weight is not None and model.config.markov_head_type != "vanilla":
             self._codes = zeros(num_seqs, num_slots, weight.shape[1], dtype=weight.dtype)
         size = self._markov.markov_workspace_size(num_seqs, vocab_size)

@@ -75,11 +75,19 @@ class DraftCounts:
         num_rounds: Windows with drafts.
         num_drafted: Drafts verified, per place in the block.
         num_accepted: Those accepted.
+        num_draft_rounds: Times a batch was drafted for.
+        num_verifications: Times a batch of windows was verified.
+        draft_s: Seconds of drafting.
+        verify_s: Seconds of deciding on drafts, after the target's step.
     """
 
     num_rounds: int = 0
     num_drafted: list[int] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
+    num_draft_rounds: int = 0
+    num_verifications: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """Count one window."""
@@ -97,6 +105,16 @@ class DraftCounts:
     def accepted_length(self) -> float:
         """Tokens per window with drafts, the one after the drafts included; 0 before the first."""
         return 1 + sum(self.num_accepted) / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def draft_ms(self) -> float:
+        """Milliseconds of drafting for a batch; 0 before the first time."""
+        return 1e3 * self.draft_s / self.num_draft_rounds if self.num_draft_rounds else 0.0
+
+    @property
+    def verify_ms(self) -> float:
+        """Milliseconds of deciding on a batch's drafts; 0 before the first time."""
+        return 1e3 * self.verify_s / self.num_verifications if self.num_verifications else 0.0
 
 
 class PendingWindows:

@@ -35,7 +35,7 @@ def markov_logits(
         assert tokens is not None
         assert embedding is not None
         codes = embedding[tokens.clamp(0, embedding.shape[0] - 1)]
-    return logits + codes.to(torch.float32) @ projection.to(torch.float32).T
+    return torch.addmm(logits, codes.to(torch.float32), projection.to(torch.float32).T)
 
 
 def markov_step(
@@ -62,15 +62,20 @@ def markov_step(
     if num_rows == 0:
         return out
     logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
-    has_bad, values = without_bad_groups(logits)
-    largest, drawn = values.max(1)
+    largest, drawn = logits.max(1)
+    # A maximum is NaN if any number is, so that the usual row is read once.
+    has_bad, values = ~(largest < torch.inf), logits
+    if bool(has_bad.any()):
+        values = without_bad_groups(logits)
+        largest, drawn = values.max(1)
     has_none = largest == -torch.inf
     out.flags.copy_(has_bad * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
     log_sum_exp = torch.zeros_like(largest)
-    if temperature is not None:
+    is_sampled = None if temperature is None else temperature >= LEAST_TEMPERATURE
+    if is_sampled is not None and bool(is_sampled.any()):
+        assert temperature is not None
         assert seeds is not None
         assert positions is not None
-        is_sampled = temperature >= LEAST_TEMPERATURE
         heat = torch.where(is_sampled, temperature, 1.0)
         uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
         found, masses = draw_in_groups(values, heat, uniforms)
@@ -86,24 +91,11 @@ def markov_step(
     return out
 
 
-def without_bad_groups(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Set groups with a NaN or +inf to -inf.
-
-    Args:
-        logits (float32, [num_rows, vocab_size], device): Logits; kept.
-
-    Returns:
-        Which rows have such a group (bool, [num_rows]), and the logits.
-    """
-    is_bad = ~(logits < torch.inf)
-    has_bad = is_bad.any(1)
-    if not bool(has_bad.any()):
-        return has_bad, logits
-    num_rows, vocab_size = logits.shape
-    padded = functional.pad(is_bad, (0, -vocab_size % GROUP_SIZE))
-    groups = padded.view(num_rows, -1, GROUP_SIZE).any(2)
-    left_out = groups.repeat_interleave(GROUP_SIZE, dim=1)[:, :vocab_size]
-    return has_bad, torch.where(left_out, -torch.inf, logits)
+def without_bad_groups(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits (float32, [num_rows, vocab_size]) with -inf in groups with a NaN or +inf."""
+    groups = _in_groups(~(logits < torch.inf), 0.0).any(2)
+    left_out = groups.repeat_interleave(GROUP_SIZE, dim=1)[:, : logits.shape[1]]
+    return torch.where(left_out, -torch.inf, logits)
 
 
 def draw_in_groups(
@@ -120,17 +112,23 @@ def draw_in_groups(
         Tokens (int64, [num_rows]), of no meaning where all values are -inf, and sums of
         exp((value - largest) / T) (float32, [num_rows]).
     """
-    num_rows, vocab_size = values.shape
+    num_rows = values.shape[0]
     weights = softmax_weights(values, values.amax(1)[:, None], temperature[:, None])
-    groups = functional.pad(weights, (0, -vocab_size % GROUP_SIZE))
-    masses = groups.view(num_rows, -1, GROUP_SIZE).sum(2)
+    masses = _in_groups(weights, 0.0).sum(2)
     group = pick(masses, uniforms[:, 0])
+    rows = torch.arange(num_rows, device=values.device)
     # Relative to the group's own maximum: a far one would be subnormal relative to the row's.
-    tokens = group[:, None] * GROUP_SIZE + torch.arange(GROUP_SIZE, device=values.device)
-    inside = values.gather(1, tokens.clamp(max=vocab_size - 1))
-    inside = torch.where(tokens < vocab_size, inside, -torch.inf)
+    inside = _in_groups(values, -torch.inf)[rows, group]
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
     return group * GROUP_SIZE + pick(weights, uniforms[:, 1]), masses.sum(1)
+
+
+def _in_groups(values: torch.Tensor, filling: float) -> torch.Tensor:
+    """Return rows cut in groups, the last one filled up ([num_rows, num_groups, GROUP_SIZE])."""
+    missing = -values.shape[1] % GROUP_SIZE
+    if missing:
+        values = functional.pad(values, (0, missing), value=filling)
+    return values.reshape(values.shape[0], -1, GROUP_SIZE)
 
 
 def softmax_weights(

@@ -35,7 +35,10 @@ def verification_workspace_size(
 
 
 class _Windows(NamedTuple):
-    """Windows padded to [num_reqs, max_num_drafts + 1]; p and q are computed once for all rows."""
+    """Windows padded to [num_reqs, max_num_drafts + 1]; whole rows of p only where they are used.
+
+    The target's rows are read twice, for their maxima and their sums, and not copied.
+    """
 
     rows: torch.Tensor  # of the target; clamped where there is none
     is_row: torch.Tensor
@@ -44,10 +47,33 @@ class _Windows(NamedTuple):
     seeds: torch.Tensor
     positions: torch.Tensor
     drafts: torch.Tensor  # token after each row; -1 for none
-    values: torch.Tensor  # [num_reqs, width, vocab_size], what may be drawn; else -inf
-    p: torch.Tensor  # [num_reqs, width, vocab_size]
+    logits: torch.Tensor  # float32, [num_rows, vocab_size], of the target, without NaN
+    cutoff: torch.Tensor | None  # [num_rows]
+    largest: torch.Tensor
+    mass: torch.Tensor  # sum of exp((value - largest) / T) over what may be drawn; 1 if greedy
     argmax: torch.Tensor
     flags: torch.Tensor
+
+    def values_at(self, index: torch.Tensor) -> torch.Tensor:
+        """Return one row per window ([num_reqs, vocab_size]): what may be drawn; else -inf."""
+        rows = self.rows.gather(1, index[:, None])[:, 0]
+        cutoff = None if self.cutoff is None else self.cutoff[rows]
+        return _drawable(self.logits[rows], cutoff)
+
+    def p_at(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the target's law of one row per window ([num_reqs, vocab_size])."""
+        at = index[:, None]
+        values, largest = self.values_at(index), self.largest.gather(1, at)
+        weights = softmax_weights(values, largest, self.heat.gather(1, at))
+        return weights.div_(self.mass.gather(1, at))
+
+    def p_of_drafts(self) -> torch.Tensor:
+        """Return the target's probability of each draft ([num_reqs, width])."""
+        drafts = self.drafts.clamp(min=0)
+        values = self.logits[self.rows, drafts]
+        if self.cutoff is not None:
+            values = torch.where(values >= self.cutoff[self.rows], values, -torch.inf)
+        return softmax_weights(values, self.largest, self.heat) / self.mass
 
     def accept_uniforms(self) -> torch.Tensor:
         """Return the uniform that decides on the draft after each row; its lane is the slot.
@@ -104,9 +130,11 @@ def verify_drafts(  # noqa: PLR0917 as the kernel
     num_drafts = _usable_drafts(windows, log_q)
     q_rows = _draft_rows(draft, token_ids, windows)
     if method == "block":
-        accepted = _block_accepted(windows, log_q, num_drafts, q_rows)
-        greedy = _standard_accepted(windows, log_q, num_drafts)
-        accepted = torch.where(windows.is_greedy[:, 0], greedy, accepted)
+        accepted = _standard_accepted(windows, log_q, num_drafts)
+        is_greedy = windows.is_greedy[:, 0]
+        if not bool(is_greedy.all()):
+            found = _block_accepted(windows, log_q, num_drafts, q_rows)
+            accepted = torch.where(is_greedy, accepted, found)
     elif method == "synthetic":
         assert acceptance_rates is not None
         rates = functional.pad(acceptance_rates, (0, 1))
@@ -149,17 +177,23 @@ def _windows(  # noqa: PLR0917 as verify_drafts
     following = token_ids[(rows + 1).clamp(max=num_rows - 1)]
     has_draft = index + 1 < lengths[:, None]
     is_token = has_draft & (following >= 0) & (following < vocab_size)
-    values = target_logits.to(torch.float32)
-    has_nan = values.isnan()
-    values = torch.where(has_nan, -torch.inf, values)
-    largest, argmax = values.max(1)
-    flags = has_nan.any(1) * RowFlag.HAS_NAN + (largest == -torch.inf) * RowFlag.NO_CANDIDATE
-    if cutoff is not None:
-        values = torch.where(values >= cutoff[:, None], values, -torch.inf)
+    logits = target_logits.to(torch.float32)
+    largest, argmax = logits.max(1)
+    # A maximum is NaN if any number is, so that the usual row is read once.
+    has_nan = largest.isnan()
+    if bool(has_nan.any()):
+        logits = torch.where(logits.isnan(), -torch.inf, logits)
+        largest, argmax = logits.max(1)
+    flags = has_nan * RowFlag.HAS_NAN + (largest == -torch.inf) * RowFlag.NO_CANDIDATE
     is_greedy = ~(temperature >= LEAST_TEMPERATURE)
     heat = torch.where(is_greedy, 1.0, temperature)
-    weights = softmax_weights(values, largest[:, None], heat[:, None])
-    p = weights / weights.sum(1, keepdim=True)
+    mass = torch.ones_like(heat)
+    drawn = (~is_greedy).nonzero()[:, 0]
+    if drawn.numel():
+        is_all = drawn.numel() == num_rows
+        part = logits if is_all else logits[drawn]
+        values = _drawable(part, None if cutoff is None else cutoff[drawn])
+        mass[drawn] = softmax_weights(values, largest[drawn, None], heat[drawn, None]).sum(1)
     return _Windows(
         rows,
         is_row,
@@ -168,11 +202,18 @@ def _windows(  # noqa: PLR0917 as verify_drafts
         seeds[rows],
         positions[rows],
         torch.where(is_token, following, -1),
-        values[rows],
-        p[rows],
+        logits,
+        cutoff,
+        largest[rows],
+        mass[rows],
         argmax[rows],
         flags[rows],
     )
+
+
+def _drawable(values: torch.Tensor, cutoff: torch.Tensor | None) -> torch.Tensor:
+    """Return values with -inf below each row's cut-off."""
+    return values if cutoff is None else torch.where(values >= cutoff[:, None], values, -torch.inf)
 
 
 def _draft_log_probabilities(draft: DraftLaw | None, windows: _Windows) -> torch.Tensor:
@@ -200,8 +241,7 @@ def _usable_drafts(windows: _Windows, log_q: torch.Tensor) -> torch.Tensor:
 
 def _log_p(windows: _Windows) -> torch.Tensor:
     """Return log p of each draft, [num_reqs, width]."""
-    drafts = windows.drafts.clamp(min=0)
-    return windows.p.gather(2, drafts[:, :, None])[:, :, 0].log()
+    return windows.p_of_drafts().log()
 
 
 def _accepts(uniforms: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
@@ -253,7 +293,7 @@ def _block_accepted(
         scale = scales[:, i]
         index = torch.full((num_reqs,), i, device=scale.device)
         q = q_rows(index)
-        residual = _residual(scale, windows.p[:, i], q).sum(1)
+        residual = _residual(scale, windows.p_at(index), q).sum(1)
         total = residual + 1.0 - scale
         limit = torch.where(total > 0, residual / total, 1.0)
         limit = torch.where(num_drafts == i, scale, limit)
@@ -267,7 +307,7 @@ def _draft_rows(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from an index per window to q [num_reqs, vocab_size] of the draft there."""
     num_reqs, width = windows.rows.shape
-    vocab_size = windows.p.shape[2]
+    vocab_size = windows.logits.shape[1]
 
     def one_hot(index: torch.Tensor) -> torch.Tensor:
         drafts = windows.drafts.gather(1, index[:, None])
@@ -278,7 +318,7 @@ def _draft_rows(
         assert draft is not None
         rows, slot = _request_rows(draft, num_reqs), index.clamp(max=max(width - 2, 0))
         if draft.base_logits.shape[1] == 0:
-            return torch.zeros_like(windows.p[:, 0])
+            return windows.logits.new_zeros((num_reqs, vocab_size))
         previous = token_ids[windows.rows.gather(1, index[:, None])[:, 0]]
         logits = markov_logits(
             draft.base_logits[rows, slot],
@@ -308,18 +348,26 @@ def _draw(
     is_one_hot: bool,
 ) -> torch.Tensor:
     """Return the next token of each request, of no meaning where its row is greedy or broken."""
-    rows = torch.arange(len(accepted), device=accepted.device)
-    heat, seeds = windows.heat[rows, accepted], windows.seeds[rows, accepted]
-    positions, values = windows.positions[rows, accepted], windows.values[rows, accepted]
-    q = q_rows(accepted)
+    # Greedy windows take their argmax, so that nothing of theirs is computed.
+    drawn = (~windows.is_greedy[:, 0]).nonzero()[:, 0]
     tokens = torch.zeros_like(accepted)
+    if drawn.numel() == 0:
+        return tokens
+    at = accepted[:, None]
+    heat, seeds, positions = (
+        tensor.gather(1, at)[:, 0] for tensor in (windows.heat, windows.seeds, windows.positions)
+    )
+    values = windows.values_at(accepted)
     has_any = values.amax(1) > -torch.inf
+    uses_residual = torch.zeros_like(is_rejected)
     if is_one_hot:
-        uses_residual = torch.zeros_like(is_rejected)
-        values = torch.where(is_rejected[:, None] & (q > 0), -torch.inf, values)
+        drafts = windows.drafts.gather(1, at)
+        is_draft = torch.zeros_like(values, dtype=torch.bool).scatter_(1, drafts.clamp(min=0), 1)
+        is_hidden = is_draft & (is_rejected[:, None] & (drafts >= 0))
+        values = torch.where(is_hidden, -torch.inf, values)
         has_any &= values.amax(1) > -torch.inf
-    else:
-        residual = _residual(scale, windows.p[rows, accepted], q)
+    elif bool(is_rejected[drawn].any()):
+        residual = _residual(scale, windows.p_at(accepted), q_rows(accepted))
         uses_residual = is_rejected & (residual.sum(1) > _LEAST_RESIDUAL)
         found = uses_residual.nonzero()[:, 0]
         uniforms = philox_uniforms(

@@ -19,7 +19,7 @@ from extkv.models.dspark.random_drafter import drafter_config, random_drafter
 from extkv.models.dspark.recognition import DrafterFormat, is_dspark, require_draft_path
 from extkv.models.dspark.reference_speculator import Draft, ReferenceSpeculator
 from extkv.models.dspark.saving import save_native, save_speculators
-from extkv.models.dspark.teacher_forcing import TeacherForced, teacher_forced
+from extkv.models.dspark.teacher_forcing import Reading, TeacherForced, teacher_forced
 from extkv.models.dspark.weights import DSparkWeights
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "DSparkWeights",
     "Draft",
     "DrafterFormat",
+    "Reading",
     "ReferenceSpeculator",
     "TeacherForced",
     "block_positions",

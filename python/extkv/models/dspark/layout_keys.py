@@ -56,11 +56,22 @@ def read_mask_token_id(values: JsonObject) -> int:
     Raises:
         ModelFileError: If the file has none, or its value is no integer.
     """
+    spelling = mask_token_spelling(values)
+    owner = spelling.owner(values)
+    assert owner is not None
+    return owner.require(spelling.key, int)
+
+
+def mask_token_spelling(values: JsonObject) -> Spelling:
+    """Return how a file spells the mask token.
+
+    Raises:
+        ModelFileError: If the file has none, or its value is no integer.
+    """
     for spelling in MASK_TOKEN_SPELLINGS:
         owner = spelling.owner(values)
-        token_id = None if owner is None else owner.find(spelling.key, int)
-        if token_id is not None:
-            return token_id
+        if owner is not None and owner.find(spelling.key, int) is not None:
+            return spelling
     raise _none_of(values, "a mask token id", MASK_TOKEN_SPELLINGS)
 
 
@@ -72,11 +83,23 @@ def read_tap_layer_ids(values: JsonObject) -> tuple[int, ...]:
     Raises:
         ModelFileError: If the file has none, or its value is no array of integers.
     """
+    spelling = tap_spelling(values)
+    owner = spelling.owner(values)
+    layer_ids = None if owner is None else owner.find_list(spelling.key, int)
+    assert layer_ids is not None
+    return tuple(layer_id - spelling.shift for layer_id in layer_ids)
+
+
+def tap_spelling(values: JsonObject) -> Spelling:
+    """Return how a file spells the tapped layers.
+
+    Raises:
+        ModelFileError: If the file has none, or its value is no array of integers.
+    """
     for spelling in TAP_SPELLINGS:
         owner = spelling.owner(values)
-        layer_ids = None if owner is None else owner.find_list(spelling.key, int)
-        if layer_ids is not None:
-            return tuple(layer_id - spelling.shift for layer_id in layer_ids)
+        if owner is not None and owner.find_list(spelling.key, int) is not None:
+            return spelling
     raise _none_of(values, "tap layers", TAP_SPELLINGS)
 
 

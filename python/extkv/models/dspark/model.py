@@ -17,6 +17,7 @@ from extkv.errors import InvalidArgumentError
 from extkv.models.decoder import DecoderModel
 from extkv.models.dspark import heads
 from extkv.models.dspark.weights import stack_context_projection
+from extkv.models.host_decoder import HostDecoder, linear
 from extkv.models.ops import DecoderOps, Norm
 from extkv.normalized import HeadNorms
 
@@ -63,8 +64,10 @@ class DSparkModel:
         self.config = config
         self.weights = weights
         self.ops = DecoderOps() if ops is None else ops
-        self.decoder = DecoderModel(
-            config.backbone, weights.backbone, ops=self.ops, max_model_len=max_model_len
+        self.decoder = HostDecoder.of(
+            DecoderModel(
+                config.backbone, weights.backbone, ops=self.ops, max_model_len=max_model_len
+            )
         )
         self.num_positions = self.decoder.num_positions
         num_rows = config.num_draft_tokens
@@ -174,15 +177,21 @@ class DSparkModel:
         return self.decoder.forward(token_ids, positions, cache)
 
     @torch.inference_mode()
-    def base_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def base_logits(self, hidden: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return the logits of slots before the Markov head.
 
         Args:
             hidden (model dtype, [num_rows, hidden_size]): Rows of `block_forward`.
+            out (model dtype, [num_rows, num_draft_tokens]): Receives the result.
 
         Returns:
-            Tensor (model dtype, [num_rows, num_draft_tokens]), by draft token.
+            Tensor (model dtype, [num_rows, num_draft_tokens]), by draft token: `out`, or a new one.
         """
+        if isinstance(self.decoder, HostDecoder):
+            found = linear(hidden, self._lm_head, None)
+            return found if out is None else out.copy_(found)
+        if out is not None:
+            return torch.mm(hidden, self._lm_head.t(), out=out)
         return functional.linear(hidden, self._lm_head)
 
     def initial_state(self, num_blocks: int) -> torch.Tensor | None:

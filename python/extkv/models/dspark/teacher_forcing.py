@@ -7,7 +7,7 @@ the copies and kernels of inference; on the same prefix both give the same logit
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.nn import functional
@@ -26,6 +26,24 @@ if TYPE_CHECKING:
     from extkv.models.dspark.config import DSparkConfig
     from extkv.models.dspark.model import DSparkModel
     from extkv.models.weights import LayerWeights
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Say what no file of a drafter says; the defaults are what DSpark does.
+
+    Only `check_draft` asks for others, to find out what a drafter was trained with.
+
+    Attributes:
+        position_offset: Added to the positions of all slots.
+        context_norm: Where `hidden_norm` stands: after `fc`, before it (on each tap), or nowhere.
+    """
+
+    position_offset: int = 0
+    context_norm: Literal["after", "before", "none"] = "after"
+
+
+AS_PUBLISHED = Reading()
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,7 @@ def teacher_forced(
     anchors: torch.Tensor,
     *,
     is_real: torch.Tensor | None = None,
+    reading: Reading = AS_PUBLISHED,
 ) -> TeacherForced:
     """Run blocks of one sequence that begins at position 0.
 
@@ -69,6 +88,7 @@ def teacher_forced(
             before its anchor and all of its own slots, and nothing of other blocks.
         is_real (bool, [num_blocks]): Blocks that are more than padding; the others see their own
             slots only. All by default.
+        reading: What the weights were trained with.
 
     Returns:
         What the drafter says. Rows of padding blocks and rows whose label lies past the sequence
@@ -87,11 +107,11 @@ def teacher_forced(
         raise InvalidArgumentError(msg)
     config, weights = model.config, model.weights
     eps = config.backbone.rms_norm_eps
-    features = functional.linear(taps.transpose(0, 1).flatten(1), weights.fc)
-    context = _rms_norm(features, weights.hidden_norm, eps)
+    context = _context(model, taps, reading)
     slots = block_token_ids(config, token_ids[anchors])
     stream = functional.embedding(slots, weights.backbone.embedding)
-    block_at = block_positions(config, anchors, model.num_positions)
+    block_at = block_positions(config, anchors + reading.position_offset, model.num_positions)
+    block_at = block_at.clamp(min=0)
     positions = torch.cat((torch.arange(num_tokens, device=anchors.device), block_at))
     rotation = [table[positions][:, None] for table in model.decoder.rotations]
     for layer_id, layer in enumerate(weights.backbone.layers):
@@ -105,6 +125,17 @@ def teacher_forced(
     labels = predicted_positions(config, anchors)
     previous = token_ids[(labels - 1).clamp(max=num_tokens - 1)]
     return _apply_heads(model, hidden, labels, previous)
+
+
+def _context(model: DSparkModel, taps: torch.Tensor, reading: Reading) -> torch.Tensor:
+    """Return the features of the context (model dtype, [num_tokens, hidden_size])."""
+    weights, eps = model.weights, model.config.backbone.rms_norm_eps
+    if reading.context_norm == "before":
+        taps = _rms_norm(taps, weights.hidden_norm, eps)
+    features = functional.linear(taps.transpose(0, 1).flatten(1), weights.fc)
+    if reading.context_norm == "after":
+        features = _rms_norm(features, weights.hidden_norm, eps)
+    return features
 
 
 def _apply_heads(
