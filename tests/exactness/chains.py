@@ -26,7 +26,12 @@ START = 1
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """A toy model and how it is sampled; `num_tokens` are emitted after the token START."""
+    """A toy model and how it is sampled; `num_tokens` are emitted after the token START.
+
+    `penalty` is a presence penalty that counts START, `bad` has pairs of tokens of which the second
+    may not follow the first, `stops` ends a sequence at EOS, and `is_mixed` makes every other seed
+    greedy. `dtype` is that of the draft's base logits and of its Markov head.
+    """
 
     vocab_size: int = 4
     num_tokens: int = 2
@@ -36,6 +41,13 @@ class Chain:
     min_tokens: int = 0
     penalty: float = 0.0
     has_masks: bool = False
+    repetition: float = 1.0
+    frequency: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    bad: tuple[tuple[int, int], ...] = ()
+    stops: bool = False
+    is_mixed: bool = False
     method: str = "standard"
     is_one_hot: bool = False
     dtype: torch.dtype = torch.float32
@@ -77,9 +89,8 @@ class Tables:
         self.base = base.to(device, chain.dtype)
         self.projection = self.embedding = None
         if chain.has_head:
-            # float32 where the head runs on a CPU; the GPU's tests have bfloat16 heads too.
-            self.projection = normal(num_draft_ids, 5).to(device) * 0.6
-            self.embedding = normal(size, 5).to(device) * 0.6
+            self.projection = (normal(num_draft_ids, 5) * 0.6).to(device, chain.dtype)
+            self.embedding = (normal(size, 5) * 0.6).to(device, chain.dtype)
         # Drafts name the odd tokens first, so that ids and offsets differ.
         order = [*range(1, size, 2), *range(0, size, 2)][:num_draft_ids]
         ids = torch.tensor(sorted(order))
@@ -98,13 +109,36 @@ def exact_law(chain: Chain, tables: Tables) -> torch.Tensor:
     for tokens in itertools.product(range(chain.vocab_size), repeat=chain.num_tokens):
         probability, sequence = 1.0, [START, *tokens]
         for step, token in enumerate(tokens):
+            if chain.stops and EOS in tokens[:step]:
+                # What follows the end is written as EOS.
+                probability *= float(token == EOS)
+                continue
             logits = target[step, sequence[step]].clone()
             logits[~tables.may_follow[step, sequence[step]]] = -torch.inf
-            for seen in set(sequence[: step + 1]):
-                logits[seen] -= chain.penalty
+            logits = changed(logits, sequence[: step + 1], chain)
             probability *= float(filtered(logits, chain)[token])
         law.append(probability)
     return torch.tensor(law, dtype=torch.float64)
+
+
+def changed(logits: torch.Tensor, before: list[int], chain: Chain) -> torch.Tensor:
+    """Return one row as the request wants it: masks, biases, penalties, in vLLM's order."""
+    logits = logits.clone()
+    if chain.allowed:
+        hidden = [token for token in range(chain.vocab_size) if token not in chain.allowed]
+        logits[hidden] = -torch.inf
+    for first, second in chain.bad:
+        if before[-1] == first:
+            logits[second] = -torch.inf
+    for token, value in chain.bias:
+        logits[token] += value
+    for token in set(before):
+        value = logits[token]
+        logits[token] = value / chain.repetition if value > 0 else value * chain.repetition
+        logits[token] -= chain.penalty
+    for token in before[1:]:
+        logits[token] -= chain.frequency
+    return logits
 
 
 def filtered(logits: torch.Tensor, chain: Chain) -> torch.Tensor:
@@ -138,6 +172,9 @@ class Run:
         self.tokens = torch.full((num_seeds, width), -1, device=self.device)
         self.tokens[:, 0] = START
         self.counts = torch.zeros(num_seeds, dtype=torch.int64, device=self.device)
+        self.heat = torch.full((num_seeds,), chain.temperature, device=self.device)
+        if chain.is_mixed:
+            self.heat[1::2] = 0.0
         self.num_accepted = self.num_drafted = 0
 
     def round(self, active: torch.Tensor, lengths: torch.Tensor | None = None) -> None:
@@ -155,7 +192,7 @@ class Run:
         window = torch.cat([anchors[:, None], drafts], dim=1)
         token_ids = window[request, index]
         logits, cutoff = self.target_rows(active[request], counts[request], index, window[request])
-        heat = torch.full((len(request),), chain.temperature, device=self.device)
+        heat = self.heat[active][request]
         found = self.ops.verify_drafts(
             logits,
             token_ids,
@@ -189,7 +226,7 @@ class Run:
         shape = (len(active), chain.num_drafts)
         drafts = torch.full(shape, -1, device=self.device)
         values = torch.full((2, *shape), torch.nan, device=self.device)
-        heat = torch.full((len(active),), chain.temperature, device=self.device)
+        heat = self.heat[active]
         codes = []
         previous = anchors
         for slot in range(chain.num_drafts):
@@ -235,20 +272,26 @@ class Run:
         """Return logits of all rows, changed by penalties and masks of each, and their cut-offs."""
         chain = self.chain
         rows = torch.arange(len(owner), device=self.device)
-        logits = self.tables.target[counts + index, window[rows, index]]
-        if chain.penalty:
+        last = window[rows, index]
+        logits = self._changed(self.tables.target[counts + index, last], last)
+        if chain.penalty or chain.repetition != 1 or chain.frequency:
+            # How often each token stands before the row, START included.
             seen = torch.zeros_like(logits)
             for position in range(self.tokens.shape[1]):
-                token = self.tokens[owner, position]
                 is_before = position <= counts
-                seen[rows[is_before], token[is_before]] = 1.0
-            for slot in range(window.shape[1]):
+                token = self.tokens[owner, position]
+                seen[rows[is_before], token[is_before]] += 1.0
+            for slot in range(1, window.shape[1]):
                 is_before = slot <= index
-                seen[rows[is_before], window[is_before, slot]] = 1.0
-            logits = logits - chain.penalty * seen
+                seen[rows[is_before], window[is_before, slot]] += 1.0
+            is_seen = (seen > 0).to(logits.dtype)
+            factor = torch.where(logits > 0, 1 / chain.repetition, chain.repetition)
+            logits = torch.where(seen > 0, logits * factor, logits) - chain.penalty * is_seen
+            output = seen.clone()
+            output[:, START] -= 1.0
+            logits = logits - chain.frequency * output
         if chain.has_masks:
-            before = window[rows, index].cpu()
-            words = packed(self.tables.may_follow[(counts + index).cpu(), before])
+            words = packed(self.tables.may_follow[(counts + index).cpu(), last.cpu()])
             apply_token_bitmask(logits, words.to(self.device), rows)
         if not chain.filters:
             return logits, None
@@ -260,8 +303,39 @@ class Run:
             )
             for name, value in chain.filters
         }
-        heat = torch.full((len(rows),), chain.temperature, device=self.device)
-        return logits, logit_cutoff(logits, heat, **parameters)
+        return logits, logit_cutoff(logits, self.heat[owner], **parameters)
+
+    def _changed(self, logits: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Return rows with masks and biases; `last` is the token before each."""
+        chain = self.chain
+        if chain.allowed:
+            is_allowed = torch.zeros(chain.vocab_size, dtype=torch.bool, device=self.device)
+            is_allowed[list(chain.allowed)] = True
+            logits = torch.where(is_allowed, logits, -torch.inf)
+        if chain.bad:
+            logits = logits.clone()
+            for first, second in chain.bad:
+                logits[last == first, second] = -torch.inf
+        for token, value in chain.bias:
+            logits = logits.clone()
+            logits[:, token] += value
+        return logits
+
+    @property
+    def is_active(self) -> torch.Tensor:
+        """Seeds that have not all their tokens."""
+        is_short = self.counts < self.chain.num_tokens
+        if self.chain.stops:
+            is_short &= (self.tokens[:, 1 : self.chain.num_tokens + 1] != EOS).all(1)
+        return is_short
+
+    def emitted(self) -> torch.Tensor:
+        """Return the tokens of each seed ([num_seeds, num_tokens]), EOS after the end."""
+        tokens = self.tokens[:, 1 : self.chain.num_tokens + 1]
+        if not self.chain.stops:
+            return tokens
+        has_ended = ((tokens == EOS).cumsum(1) - (tokens == EOS).to(torch.int64)) > 0
+        return torch.where(has_ended, EOS, tokens)
 
 
 def packed(may_follow: torch.Tensor) -> torch.Tensor:
@@ -274,7 +348,7 @@ def generate(chain: Chain, ops: Any, device: torch.device, num_seeds: int) -> Ru
     """Run all seeds until each has `num_tokens`."""
     run = Run(chain, Tables(chain, device), ops, num_seeds)
     while True:
-        active = (run.counts < chain.num_tokens).nonzero()[:, 0]
+        active = run.is_active.nonzero()[:, 0]
         if active.numel() == 0:
             return run
         run.round(active)
@@ -282,10 +356,12 @@ def generate(chain: Chain, ops: Any, device: torch.device, num_seeds: int) -> Ru
 
 def p_value(run: Run, law: torch.Tensor) -> float:
     """Return the chi-square p-value of the emitted sequences."""
-    chain = run.chain
-    cells = torch.zeros(len(run.tokens), dtype=torch.int64, device=run.device)
-    for step in range(1, chain.num_tokens + 1):
-        cells = cells * chain.vocab_size + run.tokens[:, step]
+    chain, tokens = run.chain, run.emitted()
+    if chain.is_mixed:
+        tokens = tokens[::2]
+    cells = torch.zeros(len(tokens), dtype=torch.int64, device=run.device)
+    for step in range(chain.num_tokens):
+        cells = cells * chain.vocab_size + tokens[:, step]
     return p_value_of(cells, law)
 
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 
 import pytest
 import torch
-from chains import EOS, Chain, Run, Tables, check_law, exact_law, filtered, generate, p_value
-from extkv.reference.markov_step import markov_step
+from chains import (
+    EOS,
+    Chain,
+    Run,
+    Tables,
+    check_law,
+    exact_law,
+    filtered,
+    generate,
+    p_value,
+    p_value_of,
+)
+from extkv.reference.markov_step import markov_logits, markov_step
 from extkv.reference.rejection import verify_drafts
 
 NUM_SEEDS = 200_000
@@ -33,7 +45,14 @@ CHAINS = [
     Chain(has_masks=True, num_drafts=4, vocab_size=5, penalty=0.7, filters=(("top_p", 0.8),)),
     Chain(has_masks=True, is_one_hot=True, num_tokens=3, vocab_size=4),
     Chain(has_masks=True, num_draft_ids=3, vocab_size=5, dtype=torch.bfloat16, seed=1),
+    Chain(repetition=1.6, frequency=0.7, num_tokens=3, vocab_size=3, seed=4),
+    Chain(bias=((2, 1.5), (0, -2.0)), allowed=(0, 2, 3, 4), vocab_size=5),
+    Chain(bad=((1, 2), (2, 2), (0, 3)), num_drafts=3, num_tokens=3, vocab_size=4, seed=8),
+    Chain(stops=True, num_drafts=3, num_tokens=4, vocab_size=3, min_tokens=1, seed=1),
+    Chain(is_mixed=True, num_tokens=3, vocab_size=3, filters=(("top_p", 0.9),)),
+    Chain(has_codes=True, dtype=torch.bfloat16, seed=7, vocab_size=7),
     Chain(is_one_hot=True, num_tokens=3, vocab_size=3),
+    Chain(is_one_hot=True, bad=((1, 2), (2, 0)), stops=True, num_tokens=3, bias=((1, 0.8),)),
     Chain(is_one_hot=True, filters=(("top_k", 2),), vocab_size=5, dtype=torch.bfloat16),
     Chain(method="block", num_drafts=1, vocab_size=3),
     Chain(method="block"),
@@ -46,6 +65,10 @@ CHAINS = [
     Chain(method="block", penalty=1.0, vocab_size=3),
     Chain(method="block", has_masks=True, num_drafts=3, num_tokens=3, vocab_size=4, seed=2),
     Chain(method="block", has_masks=True, is_one_hot=True, vocab_size=5),
+    Chain(method="block", repetition=1.4, frequency=0.5, num_tokens=3, vocab_size=3, seed=3),
+    Chain(method="block", bias=((1, 1.0),), allowed=(1, 2, 4), bad=((1, 2),), vocab_size=5),
+    Chain(method="block", stops=True, num_drafts=4, num_tokens=4, vocab_size=3, seed=2),
+    Chain(method="block", is_mixed=True, num_tokens=3, vocab_size=3, dtype=torch.bfloat16),
 ]
 GREEDY = [
     Chain(temperature=0.0, num_drafts=3, num_tokens=4),
@@ -57,6 +80,53 @@ GREEDY = [
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
 def test_output_follows_the_targets_law(chain: Chain):
     assert check_law(chain, TWINS, CPU, NUM_SEEDS) > LEAST_P
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_greedy_seeds_of_a_mixed_batch_take_argmaxes_and_change_nothing(method: str):
+    chain = Chain(method=method, is_mixed=True, num_drafts=3, num_tokens=4)
+    alone = dataclasses.replace(chain, is_mixed=False)
+    mixed, drawn = generate(chain, TWINS, CPU, 4000), generate(alone, TWINS, CPU, 4000)
+    assert torch.equal(mixed.emitted()[::2], drawn.emitted()[::2])
+    token = 1
+    for step in range(chain.num_tokens):
+        token = int(mixed.tables.target[step, token].argmax())
+        assert mixed.emitted()[1::2, step].unique().tolist() == [token]
+
+
+@pytest.mark.parametrize("has_codes", [False, True], ids=["embedding", "codes"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_law_of_verification_is_the_law_of_the_draw(dtype: torch.dtype, has_codes: bool):
+    """Drafts of a slot are counted against q as `verify_drafts` computes it again."""
+    chain = Chain(
+        vocab_size=8, num_drafts=3, num_draft_ids=6, dtype=dtype, has_codes=has_codes,
+        temperature=0.8,
+    )  # fmt: skip
+    run = Run(chain, Tables(chain, CPU), TWINS, NUM_SEEDS)
+    active = torch.arange(NUM_SEEDS)
+    drafts, law = run.draft(active, run.tokens[:, 0], run.counts)
+    assert law is not None
+    assert law.projection is not None
+    assert law.projection.dtype == law.base_logits.dtype == dtype
+    slot = 1
+    for before in drafts[:, 0].unique().tolist():
+        chosen = (drafts[:, 0] == before).nonzero()[:, 0]
+        logits = markov_logits(
+            law.base_logits[chosen[:1], slot],
+            law.projection,
+            tokens=torch.tensor([before]),
+            embedding=law.embedding,
+            codes=None if law.codes is None else law.codes[chosen[:1], slot],
+        )
+        q = (logits[0].double() / 0.8 - law.log_sum_exp[chosen[0], slot]).exp()
+        assert float(q.sum()) == pytest.approx(1, abs=1e-5)
+        ids = (run.tables.draft_ids >= 0).nonzero()[:, 0]
+        spread = torch.zeros(8, dtype=torch.float64).index_copy(0, ids, q / q.sum())
+        assert p_value_of(drafts[chosen, slot], spread) > LEAST_P
+        # What the ratio uses is the same number.
+        log_q = law.logits[chosen, slot] / 0.8 - law.log_sum_exp[chosen, slot]
+        expected = spread[drafts[chosen, slot]].log()
+        torch.testing.assert_close(log_q.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("chain", GREEDY, ids=lambda chain: chain.name)

@@ -160,3 +160,19 @@ def test_gpu_words_equal_the_cpu(device: torch.device):
         assert torch.equal(
             kernel.philox_uniforms(moved[0], moved[1], stream, moved[2]).cpu(), expected
         )
+
+
+@pytest.mark.parametrize("count", [0, 1, 24, 25])
+def test_few_rows_give_the_words_of_many(count: int):
+    generator = torch.Generator().manual_seed(count)
+    seeds, positions = torch.randint(-(2**63), 2**63 - 1, (2, 100), generator=generator)
+    lanes = torch.randint(2**32, (100,), generator=generator)
+    for stream in reference.Stream:
+        many = reference.philox_words(seeds, positions, stream, lanes)
+        few = [part[:count] for part in (seeds, positions, lanes)]
+        words = reference.philox_words(few[0], few[1], stream, few[2])
+        assert words.dtype == torch.int64
+        assert torch.equal(words, many[:count])
+        out = torch.empty(count, 4, dtype=torch.int64)
+        assert reference.philox_words(few[0], few[1], stream, few[2], out=out) is out
+        assert torch.equal(out, many[:count])

@@ -40,6 +40,30 @@ def test_every_query_sees_the_window_before_the_anchor_and_the_whole_block(modul
 
 
 @MODULES
+@pytest.mark.parametrize(
+    ("window", "num_queries", "anchor", "positions", "width"),
+    [
+        (128, 7, 200, range(72, 207), 256),
+        (128, 7, 50, range(57), 256),
+        (256, 1, 300, range(44, 301), 384),
+    ],
+    ids=["late", "early", "wide"],
+)
+def test_b107_lists_of_published_windows(  # noqa: PLR0917 parameters
+    module, window, num_queries, anchor, positions, width, device
+):
+    arguments = make([anchor], device, window=window, num_queries=num_queries, max_position=4096)
+    arguments["block_table"] = torch.arange(40, 0, -1, dtype=torch.int32, device=device)[None]
+    indices, lengths = module.window_indices(**arguments)
+    table = arguments["block_table"][0].tolist()
+    expected = [table[position // 16] * 16 + position % 16 for position in positions]
+    assert indices.shape == (num_queries, width)
+    assert lengths.tolist() == [len(expected)] * num_queries
+    for row in indices.tolist():
+        assert row == expected + [-1] * (width - len(expected))
+
+
+@MODULES
 def test_early_anchors_see_all_positions_there_are(module, device):
     indices, lengths = module.window_indices(**make([0, 3, 8], device))
     assert lengths.view(3, 4).tolist() == [[4] * 4, [7] * 4, [12] * 4]

@@ -46,6 +46,20 @@ def test_appendix_a_stops_before_the_dip(second: float):
     assert plan.prediction.gain == pytest.approx(0.0)
 
 
+def test_b63_the_total_is_of_old_confidences_and_the_split_of_new_ones():
+    planner = VerifyPlanner(max_num_requests=2, num_drafts=3)
+    # Three drafts of two requests cost little, a fourth much.
+    cost = cost_of_times(1.0, 1.0, 1.02, 1.04, 1.06, 9.0, 9.0, 9.0)
+    old = survival([[0.95, 0.95, 0.95], [0.3, 0.3, 0.3]])  # favours A
+    new = survival([[0.3, 0.3, 0.3], [0.95, 0.95, 0.95]])  # favours B
+    budget = planner.budget(old, cost)
+    assert budget.num_drafts == 3
+    assert planner.top(old, budget.num_drafts).verify_lens.tolist() == [3, 0]
+    assert planner.top(new, budget.num_drafts).verify_lens.tolist() == [0, 3]
+    even = survival([[0.9, 0.5, 0.5], [0.95, 0.9, 0.5]])
+    assert planner.top(even, budget.num_drafts).verify_lens.tolist() == [1, 2]
+
+
 def test_stairs_need_the_global_maximum():
     planner = VerifyPlanner(max_num_requests=1, num_drafts=3)
     cost = cost_of_times(1.0, 1.95, 1.95, 1.95)

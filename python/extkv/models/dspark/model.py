@@ -17,7 +17,7 @@ from extkv.errors import InvalidArgumentError
 from extkv.models.decoder import DecoderModel
 from extkv.models.dspark import heads
 from extkv.models.dspark.weights import stack_context_projection
-from extkv.models.host_decoder import HostDecoder, linear
+from extkv.models.host_decoder import HostDecoder, linear, rms_norm
 from extkv.models.ops import DecoderOps, Norm
 from extkv.normalized import HeadNorms
 
@@ -144,9 +144,14 @@ class DSparkModel:
         backbone, ops = self.config.backbone, self.ops
         num_tokens = positions.shape[0]
         features = taps.transpose(0, 1).flatten(1)
-        projected = torch.zeros_like(taps[0])
-        normalized = ops.add_linear(projected, features, self.weights.fc, None, self._hidden_norm)
-        fused = ops.linear(normalized, self._context_proj, self._context_bias)
+        if isinstance(self.decoder, HostDecoder):
+            projected = linear(features, self.weights.fc, None)
+            projected = rms_norm(projected, *self._hidden_norm)
+            fused = linear(projected, self._context_proj, self._context_bias)
+        else:
+            stream = torch.zeros_like(taps[0])
+            normalized = ops.add_linear(stream, features, self.weights.fc, None, self._hidden_norm)
+            fused = ops.linear(normalized, self._context_proj, self._context_bias)
         # Per layer its keys, then its values.
         shape = (num_tokens, backbone.num_layers, 2, backbone.num_kv_heads, backbone.head_dim)
         keys, values = fused.view(shape).permute(2, 1, 0, 3, 4)
