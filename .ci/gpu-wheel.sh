@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 mkdir -p .gpu
 rm -f .gpu/extkv-*.whl
 .venv/bin/maturin build --release --quiet --out .gpu
-for package in typer==0.29.2 rich==15.0.0 gguf==0.19.0 pytest-timeout==2.4.0 shellingham markdown-it-py mdurl pygments; do
+for package in typer==0.29.2 rich==15.0.0 gguf==0.19.0 llguidance==1.9.1 pytest-timeout==2.4.0 shellingham markdown-it-py mdurl pygments; do
     name=${package%%==*}
     if ! compgen -G ".gpu/${name//-/_}-*.whl" >/dev/null; then
         .venv/bin/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 -d .gpu "$package"

@@ -5,12 +5,10 @@ cd "$(dirname "$0")/.."
 version=${VLLM_VERSION:-0.32.0}
 program=.peers/vllm-rs-$version
 if [ ! -x "$program" ]; then
-    mkdir -p .peers
-    .venv/bin/pip download --quiet --no-deps --only-binary=:all: -d .peers "vllm==$version"
-    wheel=$(compgen -G ".peers/vllm-$version-*.whl")
-    unzip -q -o -j "$wheel" vllm/vllm-rs -d .peers
-    mv .peers/vllm-rs "$program"
-    rm "$wheel"
+    .venv/bin/python .ci/fetch_wheel_member.py "vllm==$version" vllm/vllm-rs "$program" || {
+        echo "vllm-rs $version cannot be had from the package index, which make test-peers needs" >&2
+        exit 1
+    }
 fi
 ln -sf "vllm-rs-$version" .peers/vllm-rs
 "$program" --version

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import TYPE_CHECKING
 
 import torch
 from extkv.drafting import MarkovDraw
@@ -21,6 +22,9 @@ from extkv.reference.markov_step import markov_step as torch_markov_step
 
 from bench.kernels.replays import DEVICE, Replayed, compare, copy_gb_per_s
 from bench.timing import Report, alternate, argument_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 VOCAB_SIZE, RANK, NUM_DRAFTS = 151_936, 256, 7
 PEER, OURS = "GEMM, sum, Gumbel arg-max", "extkv markov_step"
@@ -144,16 +148,23 @@ def run_case(report: Report, num_rows: int, floor_gb_per_s: float, rounds: int) 
             report.at_least(f"{shape}: times faster than {PEER}", 1 / ratio, least)
 
 
+def candidates(num_rows: int) -> Iterator[MarkovSettings]:
+    """Yield tiles to try for a batch size."""
+    row_tiles = [tile for tile in (16, 32, 64, 128, 256) if tile < 2 * max(num_rows, 9)][-2:]
+    for vocab_tile, row_tile, num_warps in itertools.product((64, 128), row_tiles, (4, 8)):
+        for depth_tile, num_stages in itertools.product((32, 64, 128), (2, 3, 4)):
+            yield MarkovSettings(vocab_tile, row_tile, depth_tile, num_warps, num_stages)
+        for num_tile_stages, programs in itertools.product((1, 2), (1, 2, 3)):
+            yield MarkovSettings(
+                vocab_tile, row_tile, RANK, num_warps, 2, num_tile_stages, programs
+            )
+
+
 def sweep(report: Report, rounds: int) -> None:
     """Time tiles for each batch size."""
     for num_rows in TARGETS:
         sets = [make_round(num_rows) for _ in range(2)]
-        for row_tile, depth_tile, num_warps, num_stages in itertools.product(
-            (16, 32, 64, 128), (32, 64, 128, 256), (4, 8), (2, 3, 4, 5)
-        ):
-            if row_tile > 4 * max(num_rows, 8):
-                continue
-            settings = MarkovSettings(row_tile, depth_tile, num_warps, num_stages)
+        for settings in candidates(num_rows):
             try:
                 replayed = Replayed([lambda s=s, t=settings: s.ours(settings=t) for s in sets])
             except Exception as error:  # noqa: BLE001 ends one candidate only

@@ -28,6 +28,7 @@ from extkv.errors import (
     ExtkvError,
     ForkedProcessError,
     FreedError,
+    GrammarError,
     GrowOnlyError,
     InvalidArgumentError,
     InvalidRequestError,
@@ -46,10 +47,12 @@ from extkv.errors import (
     SpeculationError,
     StaleGrowthError,
     UnknownRequestError,
+    UnsupportedRequestError,
 )
 from extkv.outputs import CompletionOutput, RequestOutput
 from extkv.sampling_params import SamplingParams
 from extkv.stats import DriverCallStats, MemoryStats
+from extkv.structured_outputs.params import StructuredOutputsParams
 from extkv.tensor import ExtensibleTensor
 from extkv.together import resize_together, shrink_together
 
@@ -74,6 +77,7 @@ __all__ = [
     "ExtkvError",
     "ForkedProcessError",
     "FreedError",
+    "GrammarError",
     "GrowOnlyError",
     "InvalidArgumentError",
     "InvalidRequestError",
@@ -95,7 +99,9 @@ __all__ = [
     "SizingOrderError",
     "SpeculationError",
     "StaleGrowthError",
+    "StructuredOutputsParams",
     "UnknownRequestError",
+    "UnsupportedRequestError",
     "__version__",
     "cuda_is_available",
     "memory_info",

@@ -47,7 +47,6 @@ __all__ = [
     "PreparedGrowth",
     "SamplingParams",
     "Scheduler",
-    "ServedRequest",
     "SpeculationController",
     "StepCost",
     "StepOutput",
@@ -901,6 +900,8 @@ class SamplingParams:
     def __gt__(self, other: object, /) -> bool: ...
     def __ge__(self, other: object, /) -> bool: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
+    def changed_fields(self) -> dict[str, Any]:
+        """Fields that do not have their default, as they are on the wire, by name."""
 
 @final
 class EngineCoreRequest:
@@ -1149,31 +1150,6 @@ def protocol_profile_of_version(version: str) -> str:
 
 def protocol_request_type(frame: bytes) -> int:
     """Read the number that a type frame announces."""
-
-@final
-class ServedRequest:
-    """A request that a client sent: what an engine needs of it."""
-
-    @property
-    def client(self) -> int: ...
-    @property
-    def request_id(self) -> str: ...
-    @property
-    def prompt_token_ids(self) -> list[int] | None: ...
-    @property
-    def sampling_params(self) -> dict[str, Any] | None:
-        """By vLLM's field names, without what has its default; None for pooling."""
-    @property
-    def priority(self) -> int: ...
-    @property
-    def cache_salt(self) -> str | None: ...
-    @property
-    def current_wave(self) -> int: ...
-    @property
-    def abort_immediately(self) -> bool: ...
-    @property
-    def special_fields(self) -> list[str]:
-        """Fields that are set and that change what must be computed."""
 
 @final
 class EngineEnd:

@@ -47,7 +47,7 @@ class MarkovDraw(NamedTuple):
     Attributes:
         tokens (int64, [num_rows]): Drawn token, as an id of the target.
         logits (float32, [num_rows]): Its draft logit, bias included, not divided by the
-            temperature.
+            temperature; NaN in a row with a NaN or +inf.
         log_sum_exp (float32, [num_rows]): Of all draft logits over the temperature, so that the
             token's log-probability is `logits / temperature - log_sum_exp`. 0 for greedy rows.
         flags (int32, [num_rows]): `RowFlag` bits; 0 where all is well.

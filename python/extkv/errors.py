@@ -242,3 +242,12 @@ class UtilityCallError(TransportError):
 
 class UnsupportedRequestError(InvalidArgumentError):
     """A request asks for something that this engine cannot do."""
+
+
+class GrammarError(InvalidArgumentError):
+    """A constraint of structured outputs cannot be used; the message has the reason."""
+
+
+def parameter_error(name: str, value: object, expected: str) -> InvalidArgumentError:
+    """Return the error for a parameter: what it is and what was expected."""
+    return InvalidArgumentError(f"{name} is {value!r:.100}, expected {expected}")

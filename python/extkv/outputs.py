@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+SchedulingEvent = Literal["scheduled", "preempted"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,10 @@ class CompletionOutput:
         token_ids: Its tokens so far, with the one that ended it.
         cumulative_logprob: Sum of the tokens' log-probabilities, if `logprobs` was asked for.
         logprobs: One entry per token, if asked for.
-        finish_reason: Why it ended: a stop token or string, a length limit, an abort, or logits
-            that no token could be chosen from; None while it goes on.
+        finish_reason: Why it ended: a stop token or string, a length limit, an abort, or because no
+            token could be chosen; None while it goes on.
         stop_reason: The stop token or stop string; None for end-of-sequence and other reasons.
+        error: Why no token could be chosen; None if it did not end so.
     """
 
     index: int
@@ -91,6 +93,7 @@ class CompletionOutput:
     logprobs: list[LogprobEntry] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
     def finished(self) -> bool:
         """Return whether this output has ended."""
@@ -106,12 +109,14 @@ class RequestMetrics:
         first_scheduled_s: Its first step began.
         first_token_s: Its first token was there.
         last_token_s: Its latest token was there.
+        events: Each time that it was scheduled to run, and preempted, in order.
     """
 
     arrival_s: float
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+    events: list[tuple[SchedulingEvent, float]] = field(default_factory=list)
 
     @property
     def queue_s(self) -> float | None:
@@ -127,6 +132,21 @@ class RequestMetrics:
     def decode_s(self) -> float | None:
         """Seconds from the first token to the latest one; None before."""
         return _difference(self.first_token_s, self.last_token_s)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often it lost its blocks to others and had to be computed again."""
+        return sum(kind == "preempted" for kind, _ in self.events)
+
+    def note_scheduled(self, now_s: float) -> None:
+        """Note that it got blocks and a place in the batch."""
+        if self.first_scheduled_s is None:
+            self.first_scheduled_s = now_s
+        self.events.append(("scheduled", now_s))
+
+    def note_preempted(self, now_s: float) -> None:
+        """Note that it lost them."""
+        self.events.append(("preempted", now_s))
 
     def add_token(self, now_s: float) -> None:
         """Note that a token came."""

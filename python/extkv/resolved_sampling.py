@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extkv.sampling_params import parameter_error
+from extkv.errors import parameter_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from extkv.sampling_params import SamplingParams
+    from extkv.structured_outputs.compiler import Grammar
+    from extkv.structured_outputs.params import StructuredOutputsParams
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class ModelLimits:
         max_model_len: Most tokens of prompt and output.
         eos_token_ids: Tokens that end a text, the main one first.
         encode: Turns a text into token ids, adding none; None where there is no tokenizer.
+        compile_grammar: Makes a constraint ready; None where there is no tokenizer.
     """
 
     vocab_size: int
     max_model_len: int
     eos_token_ids: tuple[int, ...] = ()
     encode: Callable[[str], Sequence[int]] | None = None
+    compile_grammar: Callable[[StructuredOutputsParams], Grammar] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class ResolvedSampling:
         stop_token_ids: Tokens that end the output, with the model's other end-of-sequence tokens.
         late_token_ids: Tokens that must not be chosen before `min_tokens`.
         bad_sequences: Token sequences that must not appear.
+        grammar: The compiled `structured_outputs`; None for any text.
     """
 
     params: SamplingParams
@@ -55,6 +60,7 @@ class ResolvedSampling:
     stop_token_ids: tuple[int, ...] = ()
     late_token_ids: tuple[int, ...] = ()
     bad_sequences: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
 
 def resolve_sampling_params(
@@ -68,8 +74,11 @@ def resolve_sampling_params(
         num_prompt_tokens: Length of the prompt; less than `max_model_len`.
 
     Raises:
-        InvalidArgumentError: If a token id is out of range, `bad_words` needs a tokenizer that is
-            not there, `min_tokens` does not fit, or no token may be chosen.
+        InvalidArgumentError: If a token id is out of range, `bad_words` or `structured_outputs`
+            need a tokenizer that is not there, `min_tokens` does not fit, or no token may be
+            chosen.
+        GrammarError: If `structured_outputs` cannot be used.
+        UnsupportedRequestError: If they are of a kind that is not supported.
     """
     _check_vocabulary(params, limits.vocab_size)
     num_free = limits.max_model_len - num_prompt_tokens
@@ -88,9 +97,18 @@ def resolve_sampling_params(
         stop_token_ids=tuple(ends),
         late_token_ids=tuple(late) if params.min_tokens > 0 else (),
         bad_sequences=_bad_sequences(params, limits),
+        grammar=_grammar(params, limits),
     )
     _check_candidates(resolved, limits.vocab_size)
     return resolved
+
+
+def _grammar(params: SamplingParams, limits: ModelLimits) -> Grammar | None:
+    if params.structured_outputs is None:
+        return None
+    if limits.compile_grammar is None:
+        raise parameter_error("structured_outputs", "set", "none without a tokenizer")
+    return limits.compile_grammar(params.structured_outputs)
 
 
 def _bad_sequences(params: SamplingParams, limits: ModelLimits) -> tuple[tuple[int, ...], ...]:

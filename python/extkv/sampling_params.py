@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from extkv.errors import InvalidArgumentError
+from extkv.errors import parameter_error
+from extkv.structured_outputs.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +56,10 @@ class SamplingParams:
         bad_words_token_ids: The same as token sequences.
         logit_bias: Added to the logits of some tokens.
         allowed_token_ids: The only tokens that may appear; None for all.
+        structured_outputs: What structure the text must have; None for any. A text that a length
+            limit or a stop string cuts is the beginning of one. Once nothing can follow in it,
+            only tokens that end the output are chosen, `min_tokens` or not; with `ignore_eos` or
+            before `min_tokens` they follow each other.
     """
 
     n: int = 1
@@ -80,6 +85,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] | None = None
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         """Make sequences tuples and check every value.
@@ -131,6 +137,9 @@ class SamplingParams:
         for name in flags:
             if not isinstance(getattr(self, name), bool):
                 raise parameter_error(name, getattr(self, name), "True or False")
+        asked = self.structured_outputs
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise parameter_error("structured_outputs", asked, "StructuredOutputsParams")
 
     def _check_tokens(self) -> None:
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
@@ -213,8 +222,3 @@ def _check_float(
     is_low = number <= least if excludes_least else number < least
     if not math.isfinite(number) or is_low or number > limit:
         raise parameter_error(name, value, expected)
-
-
-def parameter_error(name: str, value: object, expected: str) -> InvalidArgumentError:
-    """Return the error for a field: what it is and what was expected."""
-    return InvalidArgumentError(f"{name} is {value!r:.100}, expected {expected}")

@@ -200,7 +200,7 @@ def test_logits_without_a_token_are_an_error_after_the_text(monkeypatch, loaded)
     result = RUNNER.invoke(app, ["generate", CAPITAL])
     assert result.exit_code == 1
     assert result.stdout.startswith(" Paris")
-    message = "error: 1 of 1 answers broke off: the model's logits allow no token\n"
+    message = "error: 1 of 1 answers broke off: the logits hold NaN\n"
     assert result.stderr.endswith(message)
 
 

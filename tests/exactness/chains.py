@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from extkv.drafting import DraftLaw
 from extkv.reference.logit_cutoff import logit_cutoff
+from extkv.reference.token_bitmask import apply_token_bitmask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,7 @@ class Chain:
     bad: tuple[tuple[int, int], ...] = ()
     stops: bool = False
     is_mixed: bool = False
+    has_masks: bool = False
     method: str = "standard"
     is_one_hot: bool = False
     dtype: torch.dtype = torch.float32
@@ -78,6 +80,11 @@ class Tables:
         num_draft_ids = chain.num_draft_ids or size
         self.target = normal(length, size, size).to(device) * 1.2
         self.target[: chain.min_tokens, :, EOS] = -torch.inf
+        # Which token may follow which, at each place; the last one may always, so that one can.
+        self.may_follow = torch.ones(length, size, size, dtype=torch.bool)
+        if chain.has_masks:
+            self.may_follow = normal(length, size, size) > 0
+            self.may_follow[:, :, size - 1] = True
         base = normal(length, size, chain.num_drafts, num_draft_ids) * 1.2
         self.base = base.to(device, chain.dtype)
         self.projection = self.embedding = None
@@ -107,6 +114,7 @@ def exact_law(chain: Chain, tables: Tables) -> torch.Tensor:
                 probability *= float(token == EOS)
                 continue
             logits = changed(target[step, sequence[step]], sequence[: step + 1], chain)
+            logits[~tables.may_follow[step, sequence[step]]] = -torch.inf
             probability *= float(filtered(logits, chain)[token])
         law.append(probability)
     return torch.tensor(law, dtype=torch.float64)
@@ -260,7 +268,7 @@ class Run:
         index: torch.Tensor,
         window: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return logits of all rows, changed by penalties of each row, and their cut-offs."""
+        """Return logits of all rows, changed by penalties and masks of each, and their cut-offs."""
         chain = self.chain
         rows = torch.arange(len(owner), device=self.device)
         last = window[rows, index]
@@ -281,6 +289,9 @@ class Run:
             output = seen.clone()
             output[:, START] -= 1.0
             logits = logits - chain.frequency * output
+        if chain.has_masks:
+            words = packed(self.tables.may_follow[(counts + index).cpu(), last.cpu()])
+            apply_token_bitmask(logits, words.to(self.device), rows)
         if not chain.filters:
             return logits, None
         parameters = {
@@ -324,6 +335,12 @@ class Run:
             return tokens
         has_ended = ((tokens == EOS).cumsum(1) - (tokens == EOS).to(torch.int64)) > 0
         return torch.where(has_ended, EOS, tokens)
+
+
+def packed(may_follow: torch.Tensor) -> torch.Tensor:
+    """Return a word (int32, [num_rows, 1]) per row of booleans, the first in the lowest bit."""
+    weights = 2 ** torch.arange(may_follow.shape[1])
+    return (may_follow * weights).sum(1, keepdim=True).to(torch.int32)
 
 
 def generate(chain: Chain, ops: Any, device: torch.device, num_seeds: int) -> Run:

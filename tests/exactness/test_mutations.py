@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import TYPE_CHECKING, Any
 
+import chains
 import pytest
 import torch
 from chains import Chain, Run, Tables, check_law, exact_law, generate, p_value_of
@@ -158,6 +159,41 @@ def test_sees_a_ratio_with_the_law_of_another_slot(method: str):
 
     ops = types.SimpleNamespace(markov_step=TWINS.markov_step, verify_drafts=shifted)
     assert p_of(Chain(method=method, seed=1), ops) < LEAST_P
+
+
+MASKED = [
+    pytest.param(Chain(has_masks=True, num_tokens=3, vocab_size=5), id="standard"),
+    pytest.param(Chain(has_masks=True, num_tokens=3, vocab_size=5, method="block"), id="block"),
+]
+
+
+@pytest.mark.parametrize("chain", MASKED)
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_sees_masks_shifted_by_one_row(chain: Chain, shift: int, monkeypatch: pytest.MonkeyPatch):
+    apply = chains.apply_token_bitmask
+
+    def shifted(logits: torch.Tensor, bitmask: torch.Tensor, row_ids: torch.Tensor) -> None:
+        apply(logits, bitmask.roll(shift, 0), row_ids)
+
+    monkeypatch.setattr(chains, "apply_token_bitmask", shifted)
+    assert p_of(chain) < LEAST_P
+
+
+@pytest.mark.parametrize("chain", MASKED)
+def test_sees_a_window_cut_at_a_draft_that_is_forbidden(chain: Chain):
+    # To drop it and take the token of its row from p forgets the mass that q spent on it.
+    def cut(
+        logits: torch.Tensor, token_ids: torch.Tensor, *args: Any, **options: Any
+    ) -> Verification:
+        drafted = logits[:-1].gather(1, token_ids[1:, None])[:, 0]
+        is_forbidden = torch.nn.functional.pad(drafted.isneginf(), (1, 0))
+        # The first token of a window is no draft.
+        is_forbidden[args[0][:-1].to(torch.int64)] = False
+        token_ids = token_ids.masked_fill(is_forbidden, -1)
+        return TWINS.verify_drafts(logits, token_ids, *args, **options)
+
+    ops = types.SimpleNamespace(markov_step=TWINS.markov_step, verify_drafts=cut)
+    assert p_of(chain, ops) < LEAST_P
 
 
 def test_sees_greedy_drafts_taken_for_drawn_ones():

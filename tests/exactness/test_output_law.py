@@ -47,6 +47,10 @@ CHAINS = [
     Chain(stops=True, num_drafts=3, num_tokens=4, vocab_size=3, min_tokens=1, seed=1),
     Chain(is_mixed=True, num_tokens=3, vocab_size=3, filters=(("top_p", 0.9),)),
     Chain(has_codes=True, dtype=torch.bfloat16, seed=7, vocab_size=7),
+    Chain(has_masks=True, num_tokens=3, vocab_size=5),
+    Chain(has_masks=True, num_drafts=4, vocab_size=5, penalty=0.7, filters=(("top_p", 0.8),)),
+    Chain(has_masks=True, is_one_hot=True, num_tokens=3, vocab_size=4),
+    Chain(has_masks=True, num_draft_ids=3, vocab_size=5, dtype=torch.bfloat16, seed=1),
     Chain(is_one_hot=True, num_tokens=3, vocab_size=3),
     Chain(is_one_hot=True, bad=((1, 2), (2, 0)), stops=True, num_tokens=3, bias=((1, 0.8),)),
     Chain(is_one_hot=True, filters=(("top_k", 2),), vocab_size=5, dtype=torch.bfloat16),
@@ -63,6 +67,8 @@ CHAINS = [
     Chain(method="block", bias=((1, 1.0),), allowed=(1, 2, 4), bad=((1, 2),), vocab_size=5),
     Chain(method="block", stops=True, num_drafts=4, num_tokens=4, vocab_size=3, seed=2),
     Chain(method="block", is_mixed=True, num_tokens=3, vocab_size=3, dtype=torch.bfloat16),
+    Chain(method="block", has_masks=True, num_drafts=3, num_tokens=3, vocab_size=4, seed=2),
+    Chain(method="block", has_masks=True, is_one_hot=True, vocab_size=5),
 ]
 GREEDY = [
     Chain(temperature=0.0, num_drafts=3, num_tokens=4),

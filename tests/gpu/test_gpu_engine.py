@@ -150,7 +150,7 @@ def test_the_cache_takes_what_is_left():
 
 def test_a_step_never_waits_for_the_device_but_for_its_tokens():
     """Reading a device value by surprise would raise in torch's synchronization debug mode."""
-    llm = engine("cuda", torch.bfloat16, gpu_memory_utilization=0.5)
+    llm = engine("cuda", torch.bfloat16, gpu_memory_utilization=0.5, enable_prefix_caching=False)
     options = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
     params = [
         SamplingParams(temperature=0, **options),

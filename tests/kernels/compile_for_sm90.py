@@ -32,6 +32,7 @@ from extkv.kernels import (
     sampling,
     silu_and_mul,
     small_batch_linear,
+    token_bitmask,
     window_indices,
 )
 from extkv.kernels.launch import arguments, attention
@@ -60,6 +61,7 @@ MODULES = (
     sampling,
     silu_and_mul,
     small_batch_linear,
+    token_bitmask,
     window_indices,
 )
 
@@ -196,9 +198,14 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
             ),
         )
     wide = torch.zeros(num_rows, 151_936)
+    words = torch.zeros(num_rows, 4748, dtype=torch.int32)
     yield "philox_words", lambda: philox.philox_words(ids, ids, 3, ids)
     yield "philox_uniforms", lambda: philox.philox_uniforms(ids, ids, 3, ids)
     yield "mask_allowed_tokens", lambda: penalties.mask_allowed_tokens(wide, entries, offsets)
+    yield (
+        "apply_token_bitmask",
+        lambda: token_bitmask.apply_token_bitmask(wide, words, ids),
+    )
     yield "mask_bad_tokens", lambda: penalties.mask_bad_tokens(wide, entries, offsets)
     yield (
         "add_logit_bias",

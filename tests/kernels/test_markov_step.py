@@ -63,6 +63,25 @@ def test_equals_the_reference(num_rows, vocab_size, rank, base_dtype, device):
     check(make(num_rows, vocab_size, rank, device, base_dtype=base_dtype))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        kernel.MarkovSettings(128, 16, 32, 4, 2),
+        kernel.MarkovSettings(64, 64, 64, 4, 2, programs_per_processor=2),
+        kernel.MarkovSettings(128, 16, 64, 4, 2, 2, programs_per_processor=1),
+        kernel.MarkovSettings(64, 16, 32, 4, 2, programs_per_processor=1),
+        kernel.MarkovSettings(64, 16, 32, 4, 2, is_early=True),
+    ],
+    ids=lambda settings: "-".join(map(str, settings)),
+)
+def test_tiles_change_no_token(settings, device):
+    arguments = make(37, 700, 64, device)
+    expected = kernel.markov_step(**arguments)
+    found = kernel.markov_step(**arguments, settings=settings)
+    for have, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(have, want, atol=2e-5, rtol=1e-5)
+
+
 def test_takes_base_logits_of_any_strides(device):
     arguments = make(4, 150, 8, device)
     expected = kernel.markov_step(**arguments)
@@ -190,12 +209,15 @@ def test_b104_broken_rows_are_flagged_and_leave_the_others_alone(module, device)
 
 
 @MODULES
-def test_an_infinite_logit_wins(module, device):
-    base = torch.zeros(1, 200, device=device)
-    base[0, 150] = INF
-    rows = torch.zeros(1, dtype=torch.int64, device=device)
-    found = module.markov_step(base, None, torch.ones(1, device=device), rows, rows, slot=0)
-    assert found.tokens.tolist() == [150]
+def test_an_infinite_logit_leaves_its_group_out(module, device):
+    base = torch.zeros(3, 140, device=device)
+    base[0, 65] = base[2] = INF
+    rows = torch.zeros(3, dtype=torch.int64, device=device)
+    for heat in (None, torch.tensor([1.0, 1.0, 0.0], device=device)):
+        found = module.markov_step(base, None, heat, rows, rows, slot=0)
+        assert found.tokens[0] not in range(64, 128)
+        assert found.flags.tolist() == [1, 0, 3]
+        assert found.logits.isnan().tolist() == [True, False, True]
 
 
 @MODULES
@@ -282,7 +304,7 @@ def test_accepts_no_rows(module, device):
         ({"seeds": torch.zeros(3)}, "seeds must be torch.int64"),
         ({"positions": torch.zeros(2, dtype=torch.int64)}, "positions must have shape"),
         ({"draft_to_target": torch.zeros(3, dtype=torch.int32)}, "draft_to_target must have shape"),
-        ({"workspace": torch.zeros(5)}, "at least 9 elements, got 5"),
+        ({"workspace": torch.zeros(2)}, "at least 3 elements, got 2"),
         ({"out": MarkovDraw(*[torch.zeros(3)] * 4)}, "out.tokens must be torch.int64"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,

@@ -54,6 +54,7 @@ OTHERS = [
     "philox_uniforms",
     "mask_allowed_tokens",
     "mask_bad_tokens",
+    "apply_token_bitmask",
     "add_logit_bias",
     "apply_penalties",
 ]
@@ -78,4 +79,7 @@ def test_b105_batch_sizes_share_one_variant_of_each_kernel(sm90_builds: list[dic
     counts = {name: count for report in reports for name, count in report.items()}
     assert "decode_attention _reduce_splits_kernel" in counts
     assert "verify_drafts-bfloat16-block draw_kernel" in counts
+    # Where tiles of rows decide what is read again, they follow the batch: 16 rows, then 32.
+    tiled = {name for name in counts if name.endswith(("_groups_kernel", "masses_kernel"))}
+    assert {counts.pop(name) for name in tiled} == {1, 2}
     assert set(counts.values()) == {1}, counts

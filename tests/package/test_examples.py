@@ -26,6 +26,14 @@ def test_readme_examples_run(run_python):
     assert len(engine.stdout.split()) > 3
 
 
+def test_the_example_of_structured_outputs_runs(run_python):
+    text = (ROOT / "docs/structured-outputs.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    result = run_python(block)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.strip() in {"yes", "no"}
+
+
 @pytest.mark.parametrize("module", [extkv.tensor], ids=lambda module: module.__name__)
 def test_docstring_examples_run(module):
     names = {"ExtensibleTensor": extkv.ExtensibleTensor}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,38 @@ def parsed(file: str, profile: str, line: dict[str, Any]) -> Golden:
     """One line."""
     frames = [bytes.fromhex(frame) for frame in line["frames_hex"]]
     return Golden(file, profile, line["name"], frames, line["python_value"])
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveGolden:
+    """One message that a real peer sent, as its receiver saw it."""
+
+    name: str
+    channel: str
+    direction: str
+    frames: list[bytes]
+    texts: list[str]
+
+    @property
+    def payload(self) -> list[bytes]:
+        """Frames without the identity, which only the recording end of a router saw."""
+        has_identity = self.name.startswith("live2") and self.channel != "output"
+        return self.frames[int(has_identity) :]
+
+
+def live_golden(file: str) -> list[LiveGolden]:
+    """Lines of a file of live frames."""
+    lines = map(json.loads, (FOLDER / f"{file}.jsonl").read_text().splitlines())
+    return [
+        LiveGolden(
+            name=line["name"],
+            channel=re.sub(r"\d+", "", line["channel"]),
+            direction=line["dir"],
+            frames=[bytes.fromhex(frame) for frame in line["frames_hex"]],
+            texts=line["python_value"],
+        )
+        for line in lines
+    ]
 
 
 def differences(expected: Any, found: Any, path: str = "") -> list[str]:  # noqa: PLR0911

@@ -49,6 +49,9 @@ class LetterTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([32 + token_id % 94])
 
+    def token_name(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
 
 @pytest.fixture(scope="session")
 def tiny_model() -> LoadedModel:
@@ -72,9 +75,12 @@ def tiny_llm(request: pytest.FixtureRequest, tiny_model: LoadedModel) -> Iterato
 class Served:
     """A service in a thread, and how it ended."""
 
-    def __init__(self, front: FrontPeer, llm: LLM, **options: Any) -> None:
+    def __init__(
+        self, front: FrontPeer, llm: LLM, *, log_stats: bool = True, **options: Any
+    ) -> None:
         self.error: BaseException | None = None
         self.service: EngineService | None = None
+        self._log_stats = log_stats
         self._thread = threading.Thread(target=self._run, args=(front, llm, options))
         self._thread.start()
         front.greet()
@@ -83,7 +89,7 @@ class Served:
     def _run(self, front: FrontPeer, llm: LLM, options: dict[str, Any]) -> None:
         try:
             connection = EngineConnection(front.address, **options)
-            self.service = EngineService(llm, connection)
+            self.service = EngineService(llm, connection, log_stats=self._log_stats)
             connection.start(ready_response(llm, profile="0.32", rank=0, num_engines=1))
             self.service.run()
         except BaseException as error:  # noqa: BLE001, the test looks at it

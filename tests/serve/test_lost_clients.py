@@ -6,28 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from extkv.errors import NotConnectedError, StalledPeerError
+from extkv.protocol import decode_request
 from extkv.serve import EngineService
 from extkv.serve.outputs import ABORTED
 from extkv.transport import EngineInput, RequestArrived
+from support.zmq_peers import pack, request_fields
 
 if TYPE_CHECKING:
     from extkv.engine.llm import LLM
 
 
-class Request:
+def request_of(request_id: str, client: int, max_tokens: int) -> RequestArrived:
     """A request as the connection gives it."""
-
-    special_fields: tuple[str, ...] = ()
-    priority = 0
-    cache_salt = None
-    current_wave = 0
-    abort_immediately = False
-
-    def __init__(self, request_id: str, client: int, max_tokens: int) -> None:
-        self.request_id = request_id
-        self.client = client
-        self.prompt_token_ids = [1, 2, 3]
-        self.sampling_params = {"max_tokens": max_tokens, "temperature": 0.0}
+    frames = [pack(request_fields(request_id, [1, 2, 3], max_tokens=max_tokens, temperature=0.0))]
+    return RequestArrived(client, decode_request(frames))
 
 
 class Connection:
@@ -36,8 +28,8 @@ class Connection:
     num_clients = 2
     has_coordinator = False
 
-    def __init__(self, requests: list[Request], failure: Exception) -> None:
-        self._inputs: list[EngineInput] = [RequestArrived(request) for request in requests]
+    def __init__(self, requests: list[EngineInput], failure: Exception) -> None:
+        self._inputs = requests
         self._failure = failure
         self.service: EngineService | None = None
         self.sent: list[tuple[int, str, int | None, bool]] = []
@@ -65,7 +57,7 @@ class Connection:
 
 
 def run(llm: LLM, failure: Exception) -> Connection:
-    requests = [Request("slow-1", 0, 1), Request("slow-2", 0, 50), Request("quick", 1, 4)]
+    requests = [request_of("slow-1", 0, 1), request_of("slow-2", 0, 50), request_of("quick", 1, 4)]
     connection = Connection(requests, failure)
     connection.service = EngineService(llm, connection)
     connection.service.run()

@@ -1,4 +1,4 @@
-"""Parts of a served engine on their own: sampling parameters, log-probabilities, waves, load."""
+"""Parts of a served engine on their own: sampling parameters, log-probabilities, load."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from extkv.dspark.verification import DraftCounts
 from extkv.errors import InvalidArgumentError, UnsupportedRequestError
 from extkv.outputs import RowLogprobs
 from extkv.resolved_sampling import ModelLimits
 from extkv.serve.outputs import pack_logprobs
 from extkv.serve.sampling import fit_sampling
-from extkv.serve.stats import REFRESH_S, Load, LoadStats
-from extkv.serve.waves import WaveState
+from extkv.serve.stats import Load, LoadStats
 
 LIMITS = ModelLimits(vocab_size=100, max_model_len=64)
 
@@ -55,7 +55,6 @@ def test_bad_words_come_as_tokens():
 @pytest.mark.parametrize(
     "wire",
     [
-        {"structured_outputs": {"choice": ["a"]}},
         {"thinking_token_budget": 5},
         {"repetition_detection": {"max_pattern_size": 1}},
         {"logprob_token_ids": [1]},
@@ -66,6 +65,13 @@ def test_bad_words_come_as_tokens():
 def test_what_the_engine_cannot_do_is_refused_by_name(wire):
     with pytest.raises(UnsupportedRequestError, match=next(iter(wire))):
         fit(**wire)
+
+
+def test_structured_outputs_need_a_tokenizer_and_are_checked():
+    with pytest.raises(InvalidArgumentError, match="structured_outputs"):
+        fit(structured_outputs={"choice": ["a"]})
+    with pytest.raises(InvalidArgumentError, match="'choices' is no field"):
+        fit(structured_outputs={"choices": ["a"]})
 
 
 def test_bad_values_are_refused_by_name():
@@ -97,48 +103,77 @@ def test_log_probabilities_keep_the_order_of_the_likeliest(data):
     assert (found == values[ids]).all()
 
 
-def test_a_request_of_a_wave_that_is_over_starts_the_current_one():
-    waves = WaveState()
-    assert waves.take_request(0) is None
-    assert waves.is_running
-    assert waves.finish() == 0
-    assert waves.take_request(0) == 1
-    assert waves.take_request(0) is None, "it runs already"
-    waves.finish()
-    assert waves.take_request(5) is None
-    assert waves.wave == 5
+class Scheduler:
+    """Gives the statistics that it is told to."""
 
+    def __init__(self) -> None:
+        self.tell(0, 0)
 
-def test_waves_are_started_by_the_coordinator_but_for_who_asked_and_old_ones():
-    waves = WaveState()
-    waves.start(3, is_excluded=True)
-    assert (waves.wave, waves.is_running) == (3, False)
-    waves.start(2, is_excluded=False)
-    assert (waves.wave, waves.is_running) == (3, False)
-    waves.start(3, is_excluded=False)
-    assert waves.is_running
-
-
-def test_the_scheduler_is_asked_now_and_then_and_counts_are_told_once():
-    asked = []
-
-    def stats():
-        asked.append(1)
-        count = len(asked)
-        prefix = SimpleNamespace(
-            num_requests=count, num_query_tokens=10 * count, num_hit_tokens=4 * count
+    def tell(self, num_prefixes: int, num_resumed: int) -> None:
+        prefix, resumed = (
+            SimpleNamespace(
+                num_requests=count, num_query_tokens=10 * count, num_hit_tokens=4 * count
+            )
+            for count in (num_prefixes, num_resumed)
         )
-        return SimpleNamespace(num_free_blocks=3, num_blocks=4, prefix_cache=prefix)
+        self.found = SimpleNamespace(
+            num_running=1,
+            num_waiting=2,
+            num_free_blocks=3,
+            num_blocks=4,
+            prefix_cache=prefix,
+            prefix_cache_resumed=resumed,
+        )
 
-    load = LoadStats(SimpleNamespace(stats=stats))
-    load.note_step()
-    first = load.take(Load(1, 2), wave=5, now_s=100.0)
-    assert (first["num_running_reqs"], first["num_waiting_reqs"]) == (1, 2)
-    assert (first["step_counter"], first["current_wave"]) == (1, 5)
-    assert first["kv_cache_usage"] == 0.25
-    assert first["prefix_cache_stats"] == {"requests": 1, "queries": 10, "hits": 4}
-    second = load.take(Load(1, 2), wave=5, now_s=100.0 + REFRESH_S / 2)
-    assert second["prefix_cache_stats"] == {"requests": 0, "queries": 0, "hits": 0}
-    assert len(asked) == 1
-    third = load.take(Load(1, 2), wave=5, now_s=100.0 + REFRESH_S)
-    assert third["prefix_cache_stats"] == {"requests": 1, "queries": 10, "hits": 4}
+    def stats(self) -> SimpleNamespace:
+        return self.found
+
+
+def test_gauges_are_those_of_the_last_look_and_counts_are_told_once():
+    scheduler = Scheduler()
+    stats = LoadStats(scheduler)
+    scheduler.tell(3, 1)
+    load = stats.look(num_held=5)
+    assert load == Load(1, 7)
+    assert stats.counts(load) == {
+        "num_running_reqs": 1,
+        "num_waiting_reqs": 7,
+        "kv_cache_usage": 0.25,
+    }
+    first = stats.take(load, num_resets=1)
+    assert first["prefix_cache_stats"] == {
+        "reset": True,
+        "requests": 3,
+        "queries": 30,
+        "hits": 12,
+        "preempted_requests": 1,
+        "preempted_queries": 10,
+        "preempted_hits": 4,
+    }
+    assert first["spec_decoding_stats"] is None
+    again = stats.take(load, num_resets=1)["prefix_cache_stats"]
+    assert not any(again.values())
+    scheduler.tell(4, 1)
+    stats.look(0)
+    assert stats.take(load, num_resets=1)["prefix_cache_stats"]["queries"] == 10
+
+
+def test_drafts_are_told_once_with_every_place_of_the_block():
+    counts = DraftCounts()
+    stats = LoadStats(Scheduler(), counts, num_drafts=3)
+    assert stats.take(Load(0, 0))["spec_decoding_stats"] is None
+    counts.add(2, 1)
+    counts.add(2, 2)
+    assert stats.take(Load(0, 0))["spec_decoding_stats"] == {
+        "num_spec_tokens": 3,
+        "num_drafts": 2,
+        "num_draft_tokens": 4,
+        "num_accepted_tokens": 3,
+        "num_accepted_tokens_per_pos": [2, 1, 0],
+        "num_draft_tokens_per_pos": [2, 2, 0],
+    }
+    assert stats.take(Load(0, 0))["spec_decoding_stats"] is None
+    counts.add(3, 0)
+    found = stats.take(Load(0, 0))["spec_decoding_stats"]
+    assert found["num_draft_tokens_per_pos"] == [1, 1, 1]
+    assert found["num_accepted_tokens"] == 0

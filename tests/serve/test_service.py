@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
 import pytest
+from extkv.engine.llm import LLM
 from extkv.errors import NotConnectedError
 from extkv.sampling_params import SamplingParams
-from support.zmq_peers import ABORT, ABORTED, ERROR, LENGTH, STOP, request_fields, unpack
+from support.zmq_peers import ABORT, ABORTED, ERROR, LENGTH, STOP, request_fields
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 
@@ -94,16 +96,96 @@ def test_the_first_output_says_what_happened_before_it(serve, tiny_llm):
         first, second = front.next_output(), front.next_output()
         assert [event["type"] for event in first[7]] == [1, 2]
         assert first[7][0]["timestamp"] <= first[7][1]["timestamp"]
-        assert first[11]["num_prompt_tokens"] == 40
-        assert second[7] is None
-        front.add(request_fields("again", [3] * 40, temperature=0.0, max_tokens=1))
-        assert front.next_output()[11]["num_cached_tokens"] == 32
+        assert first[11] == {
+            "num_prompt_tokens": 40,
+            "num_computed_tokens": 40,
+            "num_cached_tokens": 0,
+            "num_local_cached_tokens": 0,
+            "num_external_cached_tokens": 0,
+            "num_cache_creation_tokens": 32,
+        }
+        assert (second[7], second[11]) == (None, None)
+        front.add(request_fields("again", [3] * 50, temperature=0.0, max_tokens=1))
+        assert front.next_output()[11] == {
+            "num_prompt_tokens": 50,
+            "num_computed_tokens": 18,
+            "num_cached_tokens": 32,
+            "num_local_cached_tokens": 32,
+            "num_external_cached_tokens": 0,
+            "num_cache_creation_tokens": 16,
+        }
+
+
+def test_preemptions_are_told_with_the_next_output(serve, tiny_model):
+    llm = LLM(
+        tiny_model,
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=128,
+        num_gpu_blocks_override=17,
+        enable_prefix_caching=False,
+    )
+    with serve(llm) as (front, _):
+        names = [str(number) for number in range(3)]
+        for name in names:
+            front.add(request_fields(name, [int(name) + 1] * 30, temperature=0.0, max_tokens=100))
+        events: dict[str, list[dict]] = {name: [] for name in names}
+        num_events_at: dict[str, list[int]] = {name: [] for name in names}
+        num_ended = 0
+        while num_ended < len(names):
+            for output in front.outputs_of()[1]:
+                events[output[0]] += output[7] or []
+                num_events_at[output[0]].append(len(output[7] or []))
+                num_ended += output[5] is not None
+        kinds = {name: [event["type"] for event in found] for name, found in events.items()}
+        assert kinds["0"] == [1, 2], "the first one is never preempted"
+        assert sum(found.count(3) for found in kinds.values()) == (
+            llm.engine.scheduler.stats().num_preemptions
+        )
+        assert kinds["2"][:4] == [1, 2, 3, 2], "preempted and scheduled again"
+        for name, found in events.items():
+            times = [event["timestamp"] for event in found]
+            assert times == sorted(times)
+            assert kinds[name].count(2) == kinds[name].count(3) + 1
+            assert max(num_events_at[name][1:]) in (0, 2), "told with the output after them"
+        stats = front.utility("is_sleeping")
+        assert stats[1] is None
+    llm.close()
+
+
+def test_statistics_have_what_vllms_have_and_can_be_left_out(serve, tiny_llm):
+    with serve(tiny_llm) as (front, _):
+        front.add(request_fields("r", [3] * 40, temperature=0.0, max_tokens=2))
+        stats = front.outputs_of()[2]
+        assert (stats["num_running_reqs"], stats["num_waiting_reqs"]) == (1, 0)
+        assert stats["kv_cache_usage"] > 0
+        assert stats["prefix_cache_stats"]["queries"] == 40
+        assert stats["prefix_cache_stats"]["reset"] is False
+        assert front.utility("reset_prefix_cache")[2] == [None, True]
+        front.add(request_fields("again", [3] * 40, temperature=0.0, max_tokens=200))
+        found = []
+        while not found or found[-1]["queries"] == 0:
+            stats = front.outputs_of()[2]
+            found += [] if stats is None else [stats["prefix_cache_stats"]]
+        assert any(stats["reset"] for stats in found)
+        assert (found[-1]["queries"], found[-1]["hits"]) == (40, 0)
+    with serve(tiny_llm, log_stats=False) as (front, _):
+        front.add(request_fields("r", [3] * 40, temperature=0.0, max_tokens=9))
+        batches = []
+        while not batches or batches[-1][1][0][5] is None:
+            batches.append(front.outputs_of())
+        assert all(batch[2] is None for batch in batches)
+        assert all(batch[1][0][7] is None for batch in batches)
+        assert batches[0][1][0][11]["num_prompt_tokens"] == 40
 
 
 @pytest.mark.parametrize(
     ("sampling", "text"),
     [
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "[0-9"}}, "unclosed character class"),
+        ({"structured_outputs": {"json": "{"}}, "json is no JSON"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structural_tag is not supported"),
+        ({"structured_outputs": {"json_object": False}}, "json_object is False"),
         ({"logprobs": -1}, "whole vocabulary"),
         ({"temperature": -1.0}, "temperature"),
         ({"stop_token_ids": [5000]}, "stop_token_ids"),
@@ -120,6 +202,40 @@ def test_what_cannot_work_ends_with_an_error_and_disturbs_nobody(
         front.add(request_fields("good", PROMPT, max_tokens=1))
         assert front.next_output()[5] == LENGTH
     assert text in caplog.text
+
+
+STRUCTURED = {
+    "regex": ({"regex": "[1-9]{3}"}, "[1-9]{3}"),
+    "choice": ({"choice": ["red", "green"]}, "red|green"),
+    "grammar": ({"grammar": 'root ::= "<" [a-z] ">"', "_backend": "xgrammar"}, "<[a-z]>"),
+    "schema": ({"json": {"enum": ["x", "y"]}}, '"[xy]"'),
+    "text": ({"json": '{"type": "boolean"}', "disable_any_whitespace": True}, "true|false"),
+    "object": ({"json_object": True, "whitespace_pattern": "[ ]?"}, r"\{.*"),
+}
+
+
+def test_structured_outputs_keep_their_structure(serve, tiny_llm):
+    with serve(tiny_llm) as (front, _):
+        for name, (constraint, _) in STRUCTURED.items():
+            front.add(
+                request_fields(
+                    name,
+                    PROMPT,
+                    temperature=1.0,
+                    seed=3,
+                    max_tokens=12,
+                    structured_outputs=constraint,
+                    _eos_token_id=0,
+                    _all_stop_token_ids=[0],
+                )
+            )
+        front.add(request_fields("free", PROMPT, temperature=0.0, max_tokens=5))
+        tokens, ends = collect(front, len(STRUCTURED) + 1)
+    for name, (_, pattern) in STRUCTURED.items():
+        text = "".join(chr(32 + token % 94) for token in tokens[name] if token != 0)
+        assert re.fullmatch(pattern, text), (name, text)
+        assert name == "object" or (ends[name][5], tokens[name][-1]) == (STOP, 0)
+    assert ends["free"][5] == LENGTH
 
 
 def test_empty_long_and_repeated_requests_end_with_an_error(serve, tiny_llm):
@@ -239,12 +355,3 @@ def test_the_service_ends_when_its_last_client_is_gone(serve, tiny_llm):
         served.join()
         assert isinstance(served.error, NotConnectedError)
         assert served.service.num_requests == 0
-
-
-def test_load_goes_to_the_coordinator_and_old_waves_are_started_again(serve, tiny_llm):
-    with serve(tiny_llm, coordinator=True) as (front, _):
-        front.add(request_fields("r", PROMPT, max_tokens=3))
-        stats = unpack(front.puller.recv())[2]
-        while stats["num_running_reqs"] + stats["num_waiting_reqs"] > 0:
-            stats = unpack(front.puller.recv())[2]
-        assert stats["step_counter"] > 0

@@ -15,3 +15,6 @@ class LetterTokenizer:
 
     def token_bytes(self, token_id):
         return bytes([32 + token_id % 94])
+
+    def token_name(self, token_id):
+        return f"<{token_id}>"

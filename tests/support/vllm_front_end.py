@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from extkv.models import find_default_model, load_model
+from extkv.models.gguf_file import GGUFFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,10 +34,53 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def write_model_directory(directory: Path) -> None:
+    """Write what a front end reads of the packaged SmolLM2: configuration and tokenizer."""
+    path = find_default_model()
+    loaded = load_model(path, dtype=torch.float32)
+    config = loaded.config
+    encoder = loaded.tokenizer._encoder
+    eos = sorted(loaded.tokenizer.stop_token_ids)
+    metadata = GGUFFile(path).metadata
+    encoder.save(str(directory / "tokenizer.json"))
+    files: dict[str, Any] = {
+        "config.json": {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_key_value_heads": config.num_kv_heads,
+            "max_position_embeddings": config.context_length,
+            "eos_token_id": eos[0],
+        },
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": encoder.id_to_token(eos[0]),
+            "chat_template": metadata.require("tokenizer.chat_template", str),
+        },
+        "generation_config.json": {"eos_token_id": eos},
+    }
+    for name, contents in files.items():
+        (directory / name).write_text(json.dumps(contents))
+
+
 class Serving:
     """A front end and its engines."""
 
-    def __init__(self, stack: ExitStack, directory: Path, logs: Path, num_engines: int) -> None:
+    def __init__(
+        self,
+        stack: ExitStack,
+        directory: Path,
+        logs: Path,
+        num_engines: int,
+        *,
+        max_num_seqs: int = 4,
+        num_threads: int = 1,
+    ) -> None:
+        self._num_threads = num_threads
         self.port, rpc_port = free_port(), free_port()
         self._stack = stack
         self.logs = logs
@@ -53,7 +99,7 @@ class Serving:
                 [
                     *(sys.executable, "-m", "extkv", "serve", "--data-parallel-rpc-port", rpc_port),
                     *("--data-parallel-rank", rank, "--data-parallel-size", num_engines),
-                    *("--device", "cpu", "--max-model-len", 512, "--max-num-seqs", 4),
+                    *("--device", "cpu", "--max-model-len", 512, "--max-num-seqs", max_num_seqs),
                 ],
             )
             for rank in range(num_engines)
@@ -62,7 +108,8 @@ class Serving:
 
     def _start(self, name: str, command: list[Any]) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self.logs / f"{name}.log").open("wb"))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
+        threads = str(self._num_threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "VLLM_NO_USAGE_STATS": "1"}
         process = subprocess.Popen(
             [str(part) for part in command], stdout=log, stderr=log, env=environment
         )
@@ -110,12 +157,12 @@ class Serving:
         return (self.logs / f"{name}.log").read_text(errors="replace")
 
 
-def serving(directory: Path, logs: Path, num_engines: int) -> Iterator[Serving]:
+def serving(directory: Path, logs: Path, num_engines: int, **options: int) -> Iterator[Serving]:
     """Start a front end and engines, and stop them by signals as an operator does."""
     if not PROGRAM.exists():
         pytest.fail(f"{PROGRAM} is missing: run make test-peers")
     with ExitStack() as stack:
-        running = Serving(stack, directory, logs, num_engines)
+        running = Serving(stack, directory, logs, num_engines, **options)
         yield running
         for process in (*running.engines, running.front_end):
             process.send_signal(signal.SIGTERM)

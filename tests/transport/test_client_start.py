@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
-from extkv.errors import EngineDeadError, TransportTimeoutError
+from extkv.errors import EngineDeadError, TransportError, TransportTimeoutError
 from extkv.transport import EngineClient
 from support.core_requests import core_request
 from support.waiting import LONG_S, eventually
@@ -140,3 +142,13 @@ def test_a_dead_engine_may_start_anew(client):
         eventually(lambda: client.statuses == ["ready"])
         client.submit(core_request())
         assert peer.receive()[0] == ADD
+
+
+def test_a_thread_that_cannot_start_is_a_transport_error():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(TransportError, match="cannot start the transport's thread"):
+            EngineClient()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -102,11 +102,13 @@ def test_requests_aborts_and_calls_arrive_decoded():
         front.add(request_fields("r1", [1, 2, 3], temperature=0.5, max_tokens=7))
         arrived = one(connection)
         assert isinstance(arrived, RequestArrived)
+        assert arrived.client == 0
         request = arrived.request
-        assert (request.request_id, request.prompt_token_ids) == ("r1", [1, 2, 3])
-        assert request.sampling_params["temperature"] == 0.5
-        assert request.sampling_params["max_tokens"] == 7
-        assert request.special_fields == []
+        assert (request.request_id, request.prompt_token_ids.tolist()) == ("r1", [1, 2, 3])
+        assert request.sampling_params.temperature == 0.5
+        changed = request.sampling_params.changed_fields()
+        assert (changed["temperature"], changed["max_tokens"]) == (0.5, 7)
+        assert "top_p" not in changed
         front.send(ABORT, ["r1", "r2"])
         assert one(connection) == AbortArrived(["r1", "r2"])
         front.send(UTILITY, [0, 2**64 - 1, "reset_prefix_cache", [True, "x", None]])
@@ -260,6 +262,25 @@ def test_a_coordinator_without_its_marker_is_given_up():
         front.greet()
         thread.join()
         assert failures == ["timed out"]
+
+
+def test_a_coordinator_that_goes_before_its_marker_is_not_waited_for():
+    with FrontPeer(coordinator=True) as front:
+        failures = []
+
+        def connect():
+            connection = EngineConnection(front.address, reconnect_for_s=0.05)
+            with pytest.raises(MalformedMessageError, match=r"coordinator.*it is gone"):
+                connection.start(READY_RESPONSE)
+            failures.append("gone")
+
+        thread = threading.Thread(target=connect)
+        thread.start()
+        front.greet()
+        assert front.publisher.recv() == b"\x01"
+        front.publisher.close(linger=0)
+        thread.join(LONG_S)
+        assert failures == ["gone"]
 
 
 def test_a_closing_engine_refuses_work_by_itself():

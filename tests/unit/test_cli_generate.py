@@ -11,6 +11,7 @@ from extkv.cli import app
 from extkv.cli import generate as generate_command
 from extkv.cli.answers import format_summary
 from extkv.errors import InvalidArgumentError, ModelFileError
+from extkv.structured_outputs.params import StructuredOutputsParams
 from typer.testing import CliRunner
 
 RUNNER = CliRunner()
@@ -60,6 +61,9 @@ def test_options_reach_the_engine(seen):
         (["--top-k", "-2"], "top_k is -2, expected an integer of at least -1"),
         (["--min-p", "1.5"], "min_p is 1.5, expected a finite number"),
         (["--seed", str(2**64)], f"seed is {2**64}, expected an integer from"),
+        (["--regex", "a", "--json-object"], "structured_outputs has regex and json_object"),
+        (["--regex", ""], "regex is '', expected a text that is not empty"),
+        (["--json-schema", __file__, "--choice", "a"], "structured_outputs has json and choice"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -69,6 +73,40 @@ def test_sampling_options_are_checked_before_the_model_is_loaded(seen, arguments
     assert result.stderr.startswith(f"error: {words}")
     assert result.stderr.count("\n") == 1
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        (["--json-schema", "{file}"], {"json": "text"}),
+        (["--grammar", "{file}"], {"grammar": "text"}),
+        (["--regex", "[0-9]+"], {"regex": "[0-9]+"}),
+        (["--choice", "a", "--choice", "b"], {"choice": ("a", "b")}),
+        (["--json-object"], {"json_object": True}),
+        ([], None),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) and value else "",
+)
+def test_options_of_structured_outputs_reach_the_question(tmp_path, monkeypatch, arguments, fields):
+    file, asked = tmp_path / "constraint", []
+    file.write_text("text")
+    llm = SimpleNamespace(sizing_plan=SimpleNamespace(table=""), close=lambda: None)
+    monkeypatch.setattr(generate_command, "load", lambda *_, **__: llm)
+    monkeypatch.setattr(
+        generate_command, "answer", lambda _llm, questions, **_: asked.extend(questions)
+    )
+    result = run("generate", "Hi", *(a.format(file=file) for a in arguments))
+    assert result.exit_code == 0, result.stderr
+    expected = None if fields is None else StructuredOutputsParams(**fields)
+    assert asked[0].sampling.structured_outputs == expected
+
+
+def test_a_constraint_that_is_not_utf_8_is_an_error(tmp_path, seen):
+    file = tmp_path / "schema"
+    file.write_bytes(b"\xff")
+    result = run("generate", "Hi", "--json-schema", str(file))
+    assert (result.exit_code, seen) == (1, [])
+    assert "is not UTF-8: byte 0xff at offset 0" in result.stderr
 
 
 def test_standard_input_that_is_not_utf_8_is_an_error():

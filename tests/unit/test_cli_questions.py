@@ -9,6 +9,7 @@ import pytest
 from extkv.cli.questions import Question, read_questions
 from extkv.errors import InvalidArgumentError
 from extkv.sampling_params import SamplingParams
+from extkv.structured_outputs.params import StructuredOutputsParams
 
 SAMPLING = {"max_tokens": 5, "temperature": 0.0}
 
@@ -59,6 +60,8 @@ def test_a_line_has_its_own_id_and_sampling(read):
     named, numbered = read({"prompt": "a", "id": "x", "top_k": 3, "max_tokens": 9}, {"prompt": "b"})
     assert named.question_id == "x"
     assert named.sampling == SamplingParams(temperature=0, top_k=3, max_tokens=9)
+    (constrained,) = read({"prompt": "a", "structured_outputs": {"choice": ["yes", "no"]}})
+    assert constrained.sampling.structured_outputs == StructuredOutputsParams(choice=["yes", "no"])
     assert (numbered.question_id, numbered.sampling) == (1, SamplingParams(**SAMPLING))
 
 
@@ -105,6 +108,9 @@ def test_a_file_can_be_standard_input(stdin):
         ({"prompt": "a", "heat": 1}, "'heat' is no field, known: id, prompt"),
         ({"prompt": "a", "n": 2}, "'n' is no field"),
         ({"prompt": "a", "top_p": 0}, "line 2: top_p is 0, expected a finite number"),
+        ({"prompt": "a", "structured_outputs": {"regexp": "a"}}, "'regexp' is no field of"),
+        ({"prompt": "a", "structured_outputs": {}}, "structured_outputs has no constraint"),
+        ({"prompt": "a", "structured_outputs": 1}, "structured_outputs is 1, expected"),
         ({"messages": []}, "messages is [], expected a list of objects"),
         ({"messages": ["a"]}, "messages holds 'a', expected a list of objects"),
         ({"messages": [{"role": "user"}]}, "expected a list of objects with a role and a content"),

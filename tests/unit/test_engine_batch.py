@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -57,7 +59,7 @@ def test_a_prefill_step_is_uploaded_as_planned():
 
 def test_b33_padded_rows_store_nothing_and_read_nothing():
     plan = decode_plan(3)
-    inputs = buffers().fill_decode(plan, 8)
+    inputs = buffers().fill_decode(plan, 8, 1)
     # Sequences past the plan's have no token; tokens past its own belong to no sequence.
     assert inputs.query_start_loc.tolist() == [0, 1, 2, 3, 3, 3, 3, 3, 3]
     assert inputs.seq_lens.tolist() == [4, 4, 4, 0, 0, 0, 0, 0]
@@ -68,7 +70,7 @@ def test_b33_padded_rows_store_nothing_and_read_nothing():
 
 @pytest.mark.parametrize("num_seqs", [1, 4, 8])
 def test_graphs_are_captured_over_a_batch_that_touches_no_cache(num_seqs: int):
-    inputs = buffers().decode_views(num_seqs)
+    inputs = buffers().decode_views(num_seqs, 1)
     assert inputs.query_start_loc.tolist() == list(range(num_seqs + 1))
     assert inputs.seq_lens.tolist() == [0] * num_seqs
     assert inputs.slot_mapping.tolist() == [-1] * num_seqs
@@ -77,8 +79,8 @@ def test_graphs_are_captured_over_a_batch_that_touches_no_cache(num_seqs: int):
 
 def test_graph_inputs_and_step_inputs_are_the_same_memory():
     made = buffers()
-    captured = made.decode_views(4)
-    filled = made.fill_decode(decode_plan(4), 4)
+    captured = made.decode_views(4, 1)
+    filled = made.fill_decode(decode_plan(4), 4, 1)
     for name in ("token_ids", "positions", "slot_mapping", "seq_lens", "query_start_loc"):
         assert getattr(captured, name).data_ptr() == getattr(filled, name).data_ptr()
         assert torch.equal(getattr(captured, name), getattr(filled, name))
@@ -101,17 +103,21 @@ def test_windows_of_drafts_are_packed_from_the_front():
     scheduler.schedule()
     scheduler.update([1, 2], [0, 1, 2], [8, 9])
     scheduler.set_drafts(1, [10, None])
-    inputs = made.fill_decode(scheduler.schedule(), 4)
+    inputs = made.fill_decode(scheduler.schedule(), 6, 3)
     # A placeholder is embedded as token 0.
-    assert inputs.token_ids.tolist() == [8, 10, 0, 9] + [0] * 8
+    assert inputs.token_ids.tolist() == [8, 10, 0, 9, 0, 0]
     assert inputs.positions[:4].tolist() == [3, 4, 5, 3]
-    assert inputs.query_start_loc.tolist() == [0, 3, 4, 4, 4]
-    assert inputs.seq_lens.tolist() == [6, 4, 0, 0]
-    assert inputs.slot_mapping[4:].tolist() == [-1] * 8
+    # A graph of six tokens has room for six sequences, whatever the windows.
+    assert inputs.query_start_loc.tolist() == [0, 3, 4, 4, 4, 4, 4]
+    assert inputs.seq_lens.tolist() == [6, 4, 0, 0, 0, 0]
+    assert inputs.slot_mapping[4:].tolist() == [-1] * 2
     assert inputs.max_query_len == 3
-    captured = made.decode_views(4)
-    assert captured.query_start_loc.tolist() == [0, 3, 6, 9, 12]
+    captured = made.decode_views(6, 3)
+    assert captured.query_start_loc.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert captured.seq_lens.tolist() == [0] * 6
     assert captured.token_ids.data_ptr() == inputs.token_ids.data_ptr()
+    # Above the sequences there are, a graph has all of them.
+    assert made.decode_views(20, 3).query_start_loc.tolist() == list(range(9))
 
 
 def test_the_worst_step_has_every_token_and_stores_none():
@@ -126,6 +132,17 @@ def test_graph_sizes_cover_every_batch():
     assert CONFIG.graph_batch_sizes() == [1, 2, 4, 8]
     wide = EngineConfig(max_model_len=16, max_num_seqs=20, max_num_batched_tokens=20)
     assert wide.graph_batch_sizes() == [1, 2, 4, 8, 16, 20]
+
+
+def test_token_sizes_are_small_steps_up_to_every_window_whole():
+    assert CONFIG.graph_token_sizes(5) == [2, 4, 8, 16, 24, 32, 40]
+    wide = EngineConfig(max_model_len=16, max_num_seqs=256, max_num_batched_tokens=4096)
+    sizes = wide.graph_token_sizes(8)
+    assert (sizes[0], sizes[-1], len(sizes)) == (2, 2048, 50)
+    assert all(size in sizes for size in range(8, 129, 8))
+    steps = [(b - a) / a for a, b in itertools.pairwise(sizes) if a >= 128]
+    assert max(steps) <= 1 / 8
+    assert EngineConfig(max_model_len=16, max_num_seqs=1).graph_token_sizes(3) == [2, 3]
 
 
 @pytest.mark.parametrize(

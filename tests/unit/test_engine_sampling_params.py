@@ -91,6 +91,7 @@ REFUSED = [
     ("logit_bias", [1], "mapping"),
     ("allowed_token_ids", [], "at least one token"),
     ("allowed_token_ids", [-1], "at least 0"),
+    ("structured_outputs", {"regex": "a"}, "StructuredOutputsParams"),
 ]
 
 

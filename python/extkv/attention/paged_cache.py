@@ -132,7 +132,10 @@ class PagedCache:
     def bind(self, inputs: StepInputs) -> None:
         """Use these inputs in the next forward pass; a captured graph keeps using them."""
         self._inputs = inputs
-        self._num_splits = self._splits(inputs.seq_lens.shape[0])
+        # A graph has room for more sequences than its tokens fill with whole windows.
+        num_tokens, num_seqs = inputs.positions.shape[0], inputs.seq_lens.shape[0]
+        num_filled = -(-num_tokens // max(inputs.max_query_len, 1))
+        self._num_splits = self._splits(min(num_seqs, num_filled))
 
     def attend(
         self, layer_id: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor

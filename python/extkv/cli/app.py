@@ -9,12 +9,15 @@ import typer
 from typer.core import TyperGroup
 
 from extkv.cli.bench import bench
+from extkv.cli.calibrate import calibrate
 from extkv.cli.check_draft import check_draft
 from extkv.cli.client import client
 from extkv.cli.doctor import doctor
 from extkv.cli.generate import generate
 from extkv.cli.plan import plan
+from extkv.cli.profile import profile
 from extkv.cli.serve import serve
+from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -49,8 +52,11 @@ app.command()(plan)
 app.command()(serve)
 app.command()(client)
 app.command()(doctor)
+app.command()(profile)
+app.command()(calibrate)
 app.command()(check_draft)
 app.add_typer(bench)
+app.add_typer(wire)
 
 
 def _print_version(*, value: bool) -> None:

@@ -1,4 +1,4 @@
-"""`extkv bench`: the engine against transformers, in one run and on the same weights."""
+"""`extkv bench`: the engine against transformers on the same weights, and schedules of drafts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from extkv.cli.generate import DeviceOption, DtypeName, DtypeOption, ModelOption
+from extkv.cli.pairs import (
+    DraftOption,
+    MaxModelLenOption,
+    ModelArgument,
+    QuickOption,
+    RandomDrafterOption,
+    RandomWeightsOption,
+)
 from extkv.cli.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -15,7 +23,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     name="bench",
-    help="Compare the engine with transformers, both in one run and on the same weights.",
+    help="Compare the engine with transformers on the same weights, or schedules of drafts.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -85,6 +93,99 @@ def latency(
         input_len=input_len,
         output_len=output_len,
         num_rounds=rounds,
+    )
+
+
+@bench.command()
+def schedule(
+    *,
+    model: ModelArgument = None,
+    draft: DraftOption = None,
+    random_drafter: RandomDrafterOption = False,
+    random_weights: RandomWeightsOption = False,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES",
+            help="Accept drafts by these chances, 0.7,0.5,0.3: for drafters that know nothing. The "
+            "last one holds for all further drafts. The text means nothing then.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="Prompts as JSON lines, in turns."
+        ),
+    ] = None,
+    step_cost: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Table of `extkv profile`; else measured at start."
+        ),
+    ] = None,
+    temperatures: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Temperatures of `extkv calibrate`."),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = DtypeName.AUTO,
+    max_model_len: MaxModelLenOption = None,
+    num_requests: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Requests at once; repeat. Powers of two up to 256 by default."),
+    ] = None,
+    fixed: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Fixed numbers of drafts verified; repeat. 1, 3, 5, 7."),
+    ] = None,
+    input_len: InputLenOption = 32,
+    steps: Annotated[int, typer.Option(min=1, help="Steps measured, after as many.")] = 60,
+    rounds: RoundsOption = 2,
+    result: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE.json",
+            help="Show a result written before with --out; nothing is measured.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(dir_okay=False, metavar="FILE.png", help="Draw the figure.")
+    ] = None,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+    quick: QuickOption = False,
+) -> None:
+    """Compare throughput per user and in total: no drafts, fixed numbers of them, a schedule."""
+    from extkv.cli.schedule import ScheduleRequest, run_schedule, show_schedule
+
+    if result is not None:
+        show_schedule(result, plot=plot, out=out, as_json=as_json)
+        return
+    run_schedule(
+        ScheduleRequest(
+            model=model,
+            draft=draft,
+            has_random_drafter=random_drafter,
+            has_random_weights=random_weights,
+            acceptance=acceptance,
+            prompts=prompts,
+            step_cost=step_cost,
+            temperatures=temperatures,
+            device=device,
+            dtype=dtype.value,
+            max_model_len=max_model_len,
+            num_requests=tuple(num_requests or ()),
+            fixed_lens=tuple(fixed or ()),
+            input_len=input_len,
+            num_steps=steps,
+            num_rounds=rounds,
+            is_quick=quick,
+        ),
+        plot=plot,
+        out=out,
+        as_json=as_json,
     )
 
 

@@ -19,6 +19,14 @@ from extkv.cli.answers import (
     format_drafts,
     format_summary,
 )
+from extkv.cli.constraints import (
+    ChoiceOption,
+    GrammarOption,
+    JsonObjectOption,
+    RegexOption,
+    SchemaOption,
+    structured_outputs,
+)
 from extkv.cli.progress import progress_bars
 from extkv.cli.questions import read_questions
 from extkv.errors import ExtkvError
@@ -91,6 +99,11 @@ def generate(
         float, typer.Option(help="Least probability as a share of the largest.")
     ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    json_schema: SchemaOption = None,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
+    json_object: JsonObjectOption = False,
     model: ModelOption = None,
     draft: Annotated[
         Path | None,
@@ -141,6 +154,13 @@ def generate(
         "top_k": top_k,
         "min_p": min_p,
         "seed": seed,
+        "structured_outputs": structured_outputs(
+            json_schema=json_schema,
+            grammar=grammar,
+            regex=regex,
+            choice=choice,
+            json_object=json_object,
+        ),
     }
     questions = read_questions(prompts or [], prompts_path, sampling, chat=chat)
     if num_speculative_tokens is not None and draft is None:
@@ -209,11 +229,9 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
     _print_summary(llm, outputs, time.perf_counter() - start)
     if as_json and llm.draft_counts is not None:
         typer.echo(json.dumps({"drafts": drafts_dict(llm.draft_counts)}))
-    num_failed = sum(output.outputs[0].finish_reason == "error" for output in outputs)
-    if num_failed:
-        raise ExtkvError(
-            f"{num_failed} of {len(outputs)} answers broke off: the model's logits allow no token"
-        )
+    failed = [o.outputs[0].error for o in outputs if o.outputs[0].finish_reason == "error"]
+    if failed:
+        raise ExtkvError(f"{len(failed)} of {len(outputs)} answers broke off: {failed[0]}")
 
 
 def _print_summary(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float) -> None:

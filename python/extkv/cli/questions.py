@@ -129,6 +129,7 @@ def _read_line(
     line: str, number: int, sampling: Mapping[str, Any], *, chat: bool | None
 ) -> Question:
     from extkv.sampling_params import SamplingParams
+    from extkv.structured_outputs.params import StructuredOutputsParams
 
     value = json.loads(line)
     # Half a surrogate pair is legal JSON but no text.
@@ -147,6 +148,9 @@ def _read_line(
     if unknown := sorted(set(value) - known):
         msg = f"{unknown[0]!r} is no field, known: id, {', '.join(_CONTENTS)}, "
         raise InvalidArgumentError(msg + ", ".join(sorted(known)))
+    if isinstance(value.get("structured_outputs"), dict):
+        own_structure = StructuredOutputsParams.from_fields(value["structured_outputs"])
+        value["structured_outputs"] = own_structure
     own = SamplingParams(**{**sampling, **value})
     if given[0] == "prompt":
         return _question(question_id, own, _checked_prompt(content), chat=bool(chat))

@@ -26,6 +26,8 @@ __all__ = ["CostTable", "QualityLimits", "StepCost", "StepFit", "StepSample", "f
 
 _FORMAT = "extkv.step_cost.v1"
 
+_CURVES = ("token_us", "request_us", "draft_us", "context_us", "draft_context_us")
+
 Knots = tuple[tuple[int, float], ...]
 
 
@@ -56,6 +58,38 @@ class CostTable:
     def to_json(self) -> str:
         """Return the table as text."""
         return json.dumps({"format": _FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> CostTable:
+        """Read a table, its source included.
+
+        Raises:
+            CostTableError: If the text is no table, or not one that can be.
+        """
+        StepCost.from_json(text)
+        values = json.loads(text)
+        curves = {name: values.get(name, []) for name in _CURVES}
+        return cls(
+            **{name: tuple((at, float(us)) for at, us in knots) for name, knots in curves.items()},
+            bias_us=float(values.get("bias_us", 0.0)),
+            tiers=tuple(values.get("tiers", ())),
+            source=values.get("source", {}),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> CostTable:
+        """Read a table's file.
+
+        Raises:
+            CostTableError: If the file cannot be read or is no table.
+        """
+        return cls.from_json(_read(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write the table's file, a field per line."""
+        fields = {"format": _FORMAT, **asdict(self)}
+        lines = (f" {json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items())
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -124,10 +158,7 @@ class StepCost:
         Raises:
             CostTableError: If the file cannot be read or is no table.
         """
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise CostTableError(f"cannot read the cost table {path}: {error}") from error
+        return cls.from_json(_read(path))
 
     @classmethod
     def _of(cls, native: _extkv.StepCost) -> StepCost:
@@ -212,6 +243,13 @@ class StepFit:
     cost: StepCost
     worst_residual_ratio: float
     mean_residual_ratio: float
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CostTableError(f"cannot read the cost table {path}: {error}") from error
 
 
 def fit_step_cost(

@@ -1,4 +1,8 @@
-"""Drafting in the engine's step: verify what was drafted before, then draft what comes next."""
+"""Drafting in the engine's step: verify what was drafted before, then draft what comes next.
+
+A schedule says after each step whether the draft pass runs, and how many drafts of each request the
+next step verifies.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +11,42 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from extkv.dspark.rounds import HostDrafts, RoundBook
+from extkv.dspark.schedule import FixedSchedule
 from extkv.dspark.speculator import DraftRequests
 from extkv.dspark.timing import SpanTimer
 from extkv.dspark.verification import PendingWindows, Verifier, Window
-from extkv.engine.sampled_tokens import HostCopy
 from extkv.engine.sampling_slots import upload
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy.typing as npt
 
     from extkv.dspark.options import SpeculativeOptions
+    from extkv.dspark.schedule import VerifySchedule
     from extkv.dspark.speculator import Speculator
     from extkv.dspark.verification import DraftCounts
     from extkv.engine.batch import StepInputs
     from extkv.engine.sampled_tokens import PendingTokens
     from extkv.engine.sampler import Sampler
-    from extkv.sched import StepPlan
+    from extkv.sched import Scheduler, StepPlan
 
 
 class Drafting:
-    """Decide the tokens of a step that has drafts, and draft for the next one."""
+    """Decide the tokens of a step that has drafts, and draft for the next one.
+
+    Attributes:
+        rounds: What is drafted and verified, with its schedule and reports.
+    """
 
     def __init__(
-        self, speculator: Speculator, sampler: Sampler, options: SpeculativeOptions
+        self,
+        speculator: Speculator,
+        sampler: Sampler,
+        options: SpeculativeOptions,
+        schedule: VerifySchedule | None = None,
+        token_sizes: Sequence[int] = (),
     ) -> None:
         """Join a speculator and the sampler.
 
@@ -37,12 +54,23 @@ class Drafting:
             speculator: Attached to the engine's cache.
             sampler: The engine's sampler.
             options: How to verify.
+            schedule: How many drafts to verify; None for the fixed number of the options.
+            token_sizes: Numbers of tokens that steps with drafts run at, rising; none if each runs
+                as it is.
         """
         self._speculator, self._sampler = speculator, sampler
         self._verifier = Verifier(sampler, options, num_drafts=speculator.num_drafts)
+        if schedule is None:
+            schedule = FixedSchedule(speculator.num_drafts, options.fixed_verify_len)
+        self.rounds = RoundBook(
+            schedule,
+            sampler.device,
+            num_drafts=speculator.num_drafts,
+            max_position=speculator.max_position,
+            token_sizes=token_sizes,
+        )
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
-        self._drafts: HostCopy | None = None
         self._draft_timer, self._verify_timer = SpanTimer(sampler.device), SpanTimer(sampler.device)
 
     @property
@@ -54,6 +82,24 @@ class Drafting:
     def num_lookahead_tokens(self) -> int:
         """Cache slots that a draft block takes after a request's tokens."""
         return self._speculator.model.config.block_size
+
+    @property
+    def schedule(self) -> VerifySchedule:
+        """Says whether to draft and how many drafts to verify.
+
+        Another one may take its place while no request runs.
+        """
+        return self.rounds.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: VerifySchedule) -> None:
+        self.reset()
+        self.rounds.schedule = schedule
+
+    @property
+    def waits(self) -> bool:
+        """Whether `end_step` waits for the draft pass."""
+        return self.rounds.waits
 
     @property
     def counts(self) -> DraftCounts:
@@ -70,6 +116,7 @@ class Drafting:
             plan: The step.
             inputs: The step on the device; its tokens are mutated.
         """
+        self.rounds.begin_step()
         num_drafts = plan.num_draft_tokens
         rows = num_drafts.nonzero()[0]
         if len(rows) == 0:
@@ -113,8 +160,6 @@ class Drafting:
                 pending = self._verifier.verify(logits, windows, law)
             self._verifier.counts.num_verifications += 1
             next_tokens = pending.verification.next_tokens
-            drafted = upload(num_drafts.astype(np.int32), logits.device)
-            num_rejected = drafted - pending.verification.num_accepted
         else:
             pending = self._sampler.sample(
                 logits,
@@ -123,14 +168,33 @@ class Drafting:
                 [window.position for window in windows],
             )
             next_tokens = pending.token_ids
-            num_rejected = torch.zeros(len(windows), dtype=torch.int32, device=logits.device)
-        requests = self._requests(plan, sampled, next_tokens, num_rejected)
-        with self._draft_timer.span():
-            proposed = self._speculator.propose(inputs, requests)
-        self._verifier.counts.num_draft_rounds += 1
-        self._drafts = HostCopy(proposed.contiguous())
-        self._row_of = dict(zip(plan.request_ids[sampled].tolist(), sampled.tolist(), strict=True))
+        made = self.rounds.next_round(plan, sampled, inputs.positions.shape[0])
+        if made is not None and made.decision.drafts:
+            num_rejected = upload(num_drafts.astype(np.int32), logits.device)
+            if isinstance(pending, PendingWindows):
+                num_rejected = num_rejected - pending.verification.num_accepted
+            requests = self._requests(plan, sampled, next_tokens, num_rejected)
+            with self._draft_timer.span():
+                drafts = self._speculator.propose(inputs, requests)
+            self._verifier.counts.num_draft_rounds += 1
+            made.drafts = HostDrafts(self._speculator, drafts, sampled)
+            self._row_of = dict(zip(made.ids, sampled.tolist(), strict=True))
         return pending
+
+    def end_step(
+        self,
+        request_ids: list[int],
+        windows: list[list[int]],
+        alive_ids: list[int],
+        scheduler: Scheduler,
+    ) -> None:
+        """Learn from a step's tokens, and offer the next drafts; see `RoundBook.end_step`."""
+        self.rounds.end_step(request_ids, windows, alive_ids, scheduler)
+
+    def reset(self) -> None:
+        """Give up what is drafted and not verified, when a step was given up."""
+        self._row_of = {}
+        self.rounds.reset()
 
     def _windows(self, plan: StepPlan, sampled: npt.NDArray[np.intp]) -> list[Window]:
         ids = plan.request_ids[sampled].tolist()
@@ -138,9 +202,10 @@ class Drafting:
         ends = plan.query_start_loc[1:][sampled] - plan.num_draft_tokens[sampled]
         last_tokens = plan.input_token_ids[ends - 1].tolist()
         drafts: list[list[int]] = []
-        if any(counts) and self._drafts is not None:
+        made = self.rounds.round
+        if any(counts) and made is not None and made.drafts is not None:
             # They were drafted before this step began, so this waits for nothing new.
-            drafts = self._drafts.wait().tolist()
+            drafts = made.drafts.tokens()
         return [
             Window(
                 slot,

@@ -6,15 +6,25 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from extkv.dspark.confidence import AcceptanceRates, FittedConfidences, HeadConfidences
+from extkv.dspark.controlled_schedule import ControlledSchedule
+from extkv.dspark.drafting import Drafting
 from extkv.dspark.options import SpeculativeOptions
+from extkv.dspark.planning import SpeculationController
+from extkv.dspark.schedule import FixedSchedule
 from extkv.dspark.speculator import Speculator, check_limits
+from extkv.dspark.step_profile import measure_step_cost
 from extkv.errors import InvalidArgumentError
 from extkv.models.dspark import check_pair, load_drafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from extkv.dspark.confidence import Confidences
+    from extkv.dspark.schedule import VerifySchedule
     from extkv.engine.config import EngineConfig
+    from extkv.engine.runner import ModelRunner
+    from extkv.engine.sampler import Sampler
     from extkv.models.decoder import DecoderModel
     from extkv.models.dspark import DSparkModel
 
@@ -51,3 +61,56 @@ def make_speculator(
     speculator = Speculator(source, options, config, vocab_size=target.config.vocab_size)
     check_limits(speculator, config)
     return speculator, options
+
+
+def make_drafting(
+    speculator: Speculator, sampler: Sampler, options: SpeculativeOptions, runner: ModelRunner
+) -> Drafting:
+    """Join what drafts and verifies with the schedule that the options ask for.
+
+    Args:
+        speculator: Attached to the runner's cache.
+        sampler: The engine's sampler.
+        options: How to verify.
+        runner: Started, before its first step: it may be measured.
+
+    Raises:
+        CostTableError: If the file of the cost table is none.
+        CalibrationError: If the file of the temperatures is none.
+        InvalidArgumentError: If confidences are asked of a head that the drafter lacks.
+    """
+    schedule: VerifySchedule
+    if options.verification == "fixed":
+        schedule = FixedSchedule(speculator.num_drafts, options.fixed_verify_len)
+    else:
+        schedule = _controlled(speculator, options, runner)
+    return Drafting(speculator, sampler, options, schedule, runner.graph_token_sizes)
+
+
+def _controlled(
+    speculator: Speculator, options: SpeculativeOptions, runner: ModelRunner
+) -> ControlledSchedule:
+    num_seqs, num_drafts = runner.config.max_num_seqs, speculator.num_drafts
+    source = options.confidence_source(has_head=speculator.model.config.has_confidence_head)
+    confidences: Confidences
+    if source == "head":
+        confidences = HeadConfidences(options.load_temperatures(num_drafts))
+    elif source == "acceptance":
+        confidences = AcceptanceRates(num_seqs, num_drafts)
+    else:
+        confidences = FittedConfidences(num_drafts, source)
+    cost = options.load_step_cost()
+    if cost is None:
+        cost = measure_step_cost(runner, speculator)
+    controller = SpeculationController(
+        num_seqs,
+        num_drafts,
+        cost,
+        planner=options.planner,
+        min_predicted_gain=options.min_predicted_gain,
+        probe_interval=options.probe_interval,
+        max_probe_interval=options.max_probe_interval,
+        explore_interval=options.explore_interval,
+    )
+    is_greedy = options.planner == "greedy"
+    return ControlledSchedule(controller, confidences, has_free_budget=is_greedy)

@@ -56,6 +56,8 @@ class Speculator:
     Attributes:
         num_drafts: Drafts per request.
         tap_layer_ids: Layers of the target whose output is the drafter's context.
+        max_position: First position that cannot be drafted at, by the engine's limit or the
+            drafter's.
     """
 
     def __init__(
@@ -85,10 +87,13 @@ class Speculator:
         self._config = config
         self._num_slots = drafter.num_drafts
         self._num_queries = drafter.block_size
-        self._max_position = min(config.max_model_len, model.num_positions)
+        self.max_position = min(config.max_model_len, model.num_positions)
         self._inputs_op = op_module(model.device, "draft_block_inputs")
         self._markov = op_module(model.device, "markov_step")
         self._kv_append = op_module(model.device, "kv_append").kv_append
+        source = options.confidence_source(has_head=drafter.has_confidence_head)
+        self._has_logits = source in {"head", "both"}
+        self._has_margins = source in {"margin", "both"}
         self._graphs = DecodeGraphs()
         self._paged: PagedCache | None = None
         self._allocate(config.max_num_seqs, vocab_size)
@@ -97,6 +102,22 @@ class Speculator:
     def tokens(self) -> torch.Tensor:
         """Drafts of the last round (int64, [max_num_seqs, num_slots], device)."""
         return self._tokens
+
+    @property
+    def confidence_logits(self) -> torch.Tensor | None:
+        """Of the confidence head in the last round, if a schedule wants them.
+
+        (float32, [max_num_seqs, num_drafts], device.)
+        """
+        return self._confidence_logits
+
+    @property
+    def margins(self) -> torch.Tensor | None:
+        """Largest minus second largest base logit in the last round, if a schedule wants them.
+
+        (float32, [max_num_seqs, num_drafts], device.)
+        """
+        return self._margins
 
     def layers(self) -> list[Layer]:
         """Return what the drafter caches, to go beside the target's layers."""
@@ -181,7 +202,7 @@ class Speculator:
             num_drafts=self._num_slots,
             mask_token_id=self.model.config.mask_token_id,
             vocab_size=self.model.decoder.config.vocab_size,
-            max_position=self._max_position,
+            max_position=self.max_position,
             sample_from_anchor=self.model.config.samples_from_anchor,
             out=block,
         )
@@ -223,6 +244,18 @@ class Speculator:
             draft_ids=self._draft_ids,
         )
 
+    @torch.inference_mode()
+    def run_blank(self, num_reqs: int) -> None:
+        """Run a round of requests without rows, as its graph where there is one.
+
+        For the time it takes, before the first step.
+        """
+        if num_reqs in self._graphs.sizes:
+            self._graphs.replay(num_reqs)
+        else:
+            self._fill_blank()
+            self._draft(num_reqs)
+
     def profile(self, num_reqs: int) -> None:
         """Run the largest round without a cache, so that its memory can be measured."""
         paged, self._paged = self._paged, None
@@ -263,7 +296,24 @@ class Speculator:
         base = self._base_logits[:num_reqs]
         model.base_logits(rows.flatten(0, 1), out=base.flatten(0, 1))
         self._markov_steps(num_reqs, rows, base)
+        self._note_signals(num_reqs, rows, base)
         return self._tokens[:num_reqs]
+
+    def _note_signals(self, num_reqs: int, rows: torch.Tensor, base: torch.Tensor) -> None:
+        """Keep what schedules look at: functions of the drafts before each draft, not of itself."""
+        count = self.num_drafts
+        if self._confidence_logits is not None:
+            drafts = self._tokens[:num_reqs, : count - 1]
+            previous = torch.cat((self._anchors[:num_reqs, None], drafts), dim=1)
+            logits = self.model.confidence_logits(rows[:, :count], previous)
+            self._confidence_logits[:num_reqs].copy_(logits)
+        if self._margins is not None:
+            # Two passes instead of a top-2, which sorts; the largest is put back where it was.
+            largest, place = base.max(dim=-1, keepdim=True)
+            base.scatter_(-1, place, -torch.inf)
+            margins = largest.squeeze(-1).float() - base.amax(dim=-1).float()
+            base.scatter_(-1, place, largest)
+            self._margins[:num_reqs].copy_(margins[:, :count])
 
     def _markov_steps(self, num_reqs: int, rows: torch.Tensor, base: torch.Tensor) -> None:
         model = self.model
@@ -339,6 +389,9 @@ class Speculator:
         self._logits = zeros(num_seqs, num_slots, dtype=float32)
         self._log_sum_exp = zeros(num_seqs, num_slots, dtype=float32)
         self._flags = zeros(num_seqs, num_slots, dtype=int32)
+        signals = (num_seqs, self.num_drafts)
+        self._confidence_logits = zeros(*signals, dtype=float32) if self._has_logits else None
+        self._margins = zeros(*signals, dtype=float32) if self._has_margins else None
         self._codes: torch.Tensor | None = None
         weight = model.markov_weight
         # On the host, reading the head once more costs more than keeping what was drawn from.

@@ -25,7 +25,7 @@ from extkv.engine.sampling_slots import upload
 from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from extkv.drafting import DraftLaw, Verification
     from extkv.dspark.options import SpeculativeOptions
@@ -131,6 +131,8 @@ class PendingWindows:
         lines: torch.Tensor | None,
         wanted: dict[int, int],
         counts: DraftCounts,
+        *,
+        masked_failures: Mapping[int, str],
     ) -> None:
         """Start the copy.
 
@@ -141,7 +143,9 @@ class PendingWindows:
                 want them, in order.
             wanted: Windows with log-probabilities, and how many likeliest tokens each wants.
             counts: Receives what was accepted.
+            masked_failures: Why a row has no mask of its grammar.
         """
+        self._masked_failures = masked_failures
         self.verification = verification
         self._counts = counts
         self._windows, self._wanted = windows, wanted
@@ -169,10 +173,22 @@ class PendingWindows:
             for window, num, token in zip(self._windows, accepted, following, strict=True)
         ]
         failures = {row: failure_reason(flag) for row, flag in enumerate(flags) if flag}
+        failures.update(self._failures_of_masks(accepted))
         logprobs = self._logprobs(host[3 * count :], token_ids) if self._wanted else {}
         for row in failures:
             logprobs.pop(row, None)
         return VerifiedTokens(token_ids, failures, logprobs)
+
+    def _failures_of_masks(self, accepted: Sequence[int]) -> dict[int, str]:
+        """Return the failures of windows that decided a token without a mask."""
+        failures: dict[int, str] = {}
+        start = 0
+        for index, (window, num) in enumerate(zip(self._windows, accepted, strict=True)):
+            # Where a row has no mask, those after it have none.
+            if start + num in self._masked_failures:
+                failures[index] = self._masked_failures[start + num]
+            start += 1 + len(window.drafts)
+        return failures
 
     def _logprobs(
         self, numbers: torch.Tensor, token_ids: list[list[int]]
@@ -239,6 +255,10 @@ class Verifier:
         starts = np.zeros(len(windows) + 1, np.int32)
         np.cumsum([1 + len(window.drafts) for window in windows], out=starts[1:])
         tokens = [token for window in windows for token in (window.last_token, *window.drafts)]
+        masks = prepared.masks
+        if masks is not None and self._method == "synthetic":
+            # It looks at no law, so it must not see a draft that the grammar forbids.
+            tokens = [-1 if row in masks.unreachable else t for row, t in enumerate(tokens)]
         token_ids = upload(np.array(tokens, np.int64), device)
         window_starts = upload(starts, device)
         parameters = prepared.parameters
@@ -258,7 +278,10 @@ class Verifier:
         if prepared.hidden_flags is not None:
             last = window_starts[:-1] + verification.num_accepted
             verification.flags.bitwise_or_(prepared.hidden_flags[last] & HAS_NAN)
-        return self._pending(logits, windows, verification, token_ids, window_starts)
+        failures = {} if masks is None else masks.failures
+        return self._pending(
+            logits, windows, verification, token_ids, window_starts, masked_failures=failures
+        )
 
     def _pending(
         self,
@@ -267,6 +290,8 @@ class Verifier:
         verification: Verification,
         token_ids: torch.Tensor,
         window_starts: torch.Tensor,
+        *,
+        masked_failures: Mapping[int, str],
     ) -> PendingWindows:
         """Compute log-probabilities of what was decided, and start the copy."""
         wanted: dict[int, int] = {}
@@ -288,4 +313,6 @@ class Verifier:
             shape = (len(rows), line_len(max(wanted.values())))
             lines = torch.empty(shape, dtype=torch.int32, device=logits.device)
             write_logprobs(logits, upload(np.array(rows, np.int64), logits.device), chosen, lines)
-        return PendingWindows(windows, verification, lines, wanted, self.counts)
+        return PendingWindows(
+            windows, verification, lines, wanted, self.counts, masked_failures=masked_failures
+        )

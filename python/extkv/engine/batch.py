@@ -132,7 +132,7 @@ class _Staging:
 
 
 class InputBuffers:
-    """Persistent input tensors of an engine: a set for any step, a small one for decode graphs."""
+    """Persistent input tensors of an engine: a set for any step, a small one for graphs."""
 
     def __init__(
         self, config: EngineConfig, device: torch.device, *, max_query_len: int = 1
@@ -157,30 +157,36 @@ class InputBuffers:
         longest = int(plan.num_scheduled_tokens.max(initial=1))
         return self._any.inputs(num_tokens, num_seqs, len(plan.sample_rows), longest)
 
-    def fill_decode(self, plan: StepPlan, num_seqs: int) -> StepInputs:
-        """Upload a decode plan for the graph of a batch size, and return what the graph reads.
+    def fill_decode(self, plan: StepPlan, num_tokens: int, max_query_len: int) -> StepInputs:
+        """Upload a decode plan for a captured graph, and return what the graph reads.
 
         Args:
             plan: A step whose every sequence feeds at most `max_query_len` tokens.
-            num_seqs: Sequences of the graph. Those past the plan's have no tokens. Tokens past the
-                plan's are 0, store nothing and read nothing.
+            num_tokens: Tokens of the graph. Those past the plan's are 0, store nothing and read
+                nothing. Sequences past the plan's have no tokens.
+            max_query_len: Most tokens of a sequence in the graph.
         """
-        num_tokens = num_seqs * self.max_query_len
+        num_seqs = self._num_graph_seqs(num_tokens)
         starts = np.full(num_seqs + 1, plan.query_start_loc[-1])
         starts[: len(plan.query_start_loc)] = plan.query_start_loc
         self._fill(self._decode, plan, num_seqs, num_tokens, starts)
-        return self._decode.inputs(num_tokens, num_seqs, num_tokens, self.max_query_len)
+        return self._decode.inputs(num_tokens, num_seqs, num_tokens, max_query_len)
 
-    def decode_views(self, num_seqs: int) -> StepInputs:
-        """Return what a decode graph of `num_seqs` sequences reads.
+    def decode_views(self, num_tokens: int, max_query_len: int) -> StepInputs:
+        """Return what a graph of `num_tokens` tokens reads, as `fill_decode` does.
 
-        Its content is that of a batch that stores nothing and reads nothing.
+        Its content is that of a batch that stores nothing and reads nothing, for a graph of any
+        size.
         """
         self._decode.blank()
         starts = self._decode.tensors["query_start_loc"]
-        starts.copy_(torch.arange(starts.shape[0]) * self.max_query_len)
-        num_tokens = num_seqs * self.max_query_len
-        return self._decode.inputs(num_tokens, num_seqs, num_tokens, self.max_query_len)
+        starts.copy_(torch.arange(starts.shape[0]))
+        num_seqs = self._num_graph_seqs(num_tokens)
+        return self._decode.inputs(num_tokens, num_seqs, num_tokens, max_query_len)
+
+    def _num_graph_seqs(self, num_tokens: int) -> int:
+        """Most sequences that a graph of so many tokens can have."""
+        return min(num_tokens, self._decode.tensors["seq_lens"].shape[0])
 
     def worst_case(self) -> StepInputs:
         """Return inputs of as many tokens and sequences as a step can have.

@@ -76,3 +76,17 @@ class EngineConfig:
         sizes.update(range(GRAPH_BATCH_STEP, self.max_num_seqs + 1, GRAPH_BATCH_STEP))
         sizes.add(self.max_num_seqs)
         return sorted(sizes)
+
+    def graph_token_sizes(self, max_query_len: int) -> list[int]:
+        """Numbers of tokens to capture graphs of drafts' windows for.
+
+        2, 4, then steps of 8 up to 128, and from there steps of a sixteenth to an eighth.
+        """
+        most = self.max_num_seqs * max_query_len
+        sizes, size, step = {2, 4, most}, GRAPH_BATCH_STEP, GRAPH_BATCH_STEP
+        while size < most:
+            sizes.add(size)
+            if size >= 16 * step:
+                step *= 2
+            size += step
+        return sorted(size for size in sizes if size <= most)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from extkv.engine.sampling_slots import SlotRequest, upload
-from extkv.engine.text import OutputText
 from extkv.errors import DeviceLostError, OutOfMemoryError, SchedulerError
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.output_text import OutputText
 from extkv.outputs import CompletionOutput, RequestMetrics
 from extkv.sched import FinishReason, Scheduler
 
@@ -255,8 +255,12 @@ class EngineCore:
         """Plan a step and start it."""
         if self.scheduler.step_in_flight is not None:
             # An interrupt came between plan and start.
-            self.scheduler.cancel_step()
+            self._give_up()
         plan = self._schedule()
+        now = time.monotonic()
+        for sequence_id in plan.preempted_request_ids:
+            if sequence_id in self._sequences:
+                self._sequences[sequence_id].metrics.note_preempted(now)
         if plan.is_empty:
             return
         rows = [self._sequences[sequence_id] for sequence_id in plan.request_ids.tolist()]
@@ -268,7 +272,7 @@ class EngineCore:
         logits = self.runner.run(plan, prompt_logits=is_prompt, place_drafts=place_drafts)
         # The device computes: from here to `_collect` the host has time.
         self._absorb()
-        self._enter_slots(plan, rows)
+        self._enter_slots(plan, rows, now)
         prompt_logprobs = []
         if is_prompt:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
@@ -337,11 +341,11 @@ class EngineCore:
         logprobs = {ids[index]: value for index, value in result.window_logprobs.items()}
         self._collected.append((step, logprobs))
         if self.drafting is not None:
-            # The device may still draft: which tokens they are shows when they are verified.
-            drafts = [None] * self.drafting.num_drafts
-            for sequence_id in step.request_ids[step.finish_reasons < 0].tolist():
-                if sequence_id in self._sequences:
-                    self.scheduler.set_drafts(sequence_id, drafts)
+            if self.drafting.waits:
+                self._absorb()
+            alive = step.request_ids[step.finish_reasons < 0].tolist()
+            alive = [sequence_id for sequence_id in alive if sequence_id in self._sequences]
+            self.drafting.end_step(ids, result.windows, alive, self.scheduler)
 
     def _absorb(self) -> None:
         """Tell sequences and sampler the tokens of collected steps."""
@@ -357,18 +361,18 @@ class EngineCore:
 
     def _give_up(self) -> None:
         self._flight = None
+        if self.drafting is not None:
+            self.drafting.reset()
         if self.scheduler.step_in_flight is not None:
             self.scheduler.cancel_step()
 
-    def _enter_slots(self, plan: StepPlan, rows: list[Sequence]) -> None:
-        now = time.monotonic()
+    def _enter_slots(self, plan: StepPlan, rows: list[Sequence], now: float) -> None:
         slots, generations = plan.request_slots.tolist(), plan.slot_generations.tolist()
         for row, sequence in enumerate(rows):
-            if sequence.metrics.first_scheduled_s is None:
-                sequence.metrics.first_scheduled_s = now
             occupant = (generations[row], sequence.sequence_id)
             if self._occupants.get(slots[row]) != occupant:
                 self._occupants[slots[row]] = occupant
+                sequence.metrics.note_scheduled(now)
                 request = SlotRequest(
                     sequence.sampling,
                     sequence.prompt_token_ids,
@@ -417,6 +421,7 @@ class EngineCore:
         sequence.output.text = sequence.text.finish()
         sequence.output.finish_reason = reason.value
         sequence.output.stop_reason = stop_reason
+        sequence.output.error = sequence.error
 
     def _prompt_rows(self, plan: StepPlan, row: int, sequence: Sequence) -> range:
         """Tokens of the step whose logits predict prompt tokens that a sequence wants to see."""

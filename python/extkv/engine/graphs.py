@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps, one per batch size, captured before the cache is sized."""
+"""CUDA graphs of decode steps, one per number of tokens, captured before the cache is sized."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torch.cuda import _POOL_HANDLE
+
 
 class DecodeGraphs:
-    """Replay the forward pass of the smallest captured batch size that holds a step.
+    """Replay the forward pass of the smallest captured size that holds a step.
 
     Graphs share one memory pool, largest first, so that the pool is as large as its largest graph
     needs.
     """
 
     def __init__(self) -> None:
+        self.pool: _POOL_HANDLE | None = None
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         self._sizes: list[int] = []
 
     @property
     def sizes(self) -> list[int]:
-        """Captured batch sizes, ascending."""
+        """Captured sizes, ascending."""
         return list(self._sizes)
 
     def capture(
@@ -33,31 +36,30 @@ class DecodeGraphs:
         forward: Callable[[int], torch.Tensor],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Capture `forward` for each batch size, largest first.
+        """Capture `forward` for each size, largest first, into `pool` where one is set.
 
         Args:
-            sizes: Batch sizes.
-            forward: Runs a decode step of that many sequences over persistent inputs and returns
-                its logits; called once to warm up and once to be captured.
+            sizes: Numbers of tokens, or of requests that are drafted for.
+            forward: Runs a step of that size over persistent inputs and returns its logits; called
+                once to warm up and once to be captured.
             on_progress: Called with the number of graphs done and of all.
         """
-        pool = None
         descending = sorted(sizes, reverse=True)
         for done, size in enumerate(descending):
             forward(size)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=self.pool):
                 logits = forward(size)
-            pool = pool or graph.pool()
+            self.pool = self.pool or graph.pool()
             self._graphs[size] = (graph, logits)
             if on_progress is not None:
                 on_progress(done + 1, len(descending))
         self._sizes = sorted(self._graphs)
 
-    def size_for(self, num_seqs: int) -> int | None:
-        """Return the smallest captured batch size of at least `num_seqs`, None if there is none."""
-        index = bisect.bisect_left(self._sizes, num_seqs)
+    def size_for(self, num_tokens: int) -> int | None:
+        """Return the smallest captured size of at least `num_tokens`, None if there is none."""
+        index = bisect.bisect_left(self._sizes, num_tokens)
         return self._sizes[index] if index < len(self._sizes) else None
 
     def replay(self, size: int) -> torch.Tensor:

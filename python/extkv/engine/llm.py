@@ -23,12 +23,14 @@ from extkv.models.loader import check_device, resolve_dtype
 from extkv.outputs import RequestOutput
 from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams, request_seed
+from extkv.structured_outputs.compiler import GrammarCompiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
     import torch
 
+    from extkv.dspark.step_reports import SpeculationReport
     from extkv.dspark.verification import DraftCounts
     from extkv.engine.core import Sequence as EngineSequence
     from extkv.kv import KVCache, SizingPlan
@@ -68,7 +70,9 @@ class LLM:
     Attributes:
         config: Limits.
         model: The model with its tokenizer.
-        startup_s: Seconds that each phase of the start took: load, profile, capture, size.
+        grammars: Makes constraints of `structured_outputs` ready for its vocabulary.
+        startup_s: Seconds that each phase of the start took: load, profile, capture, size, and step
+            cost where that is measured.
 
     Raises:
         ModelFileError: If the model cannot be read.
@@ -127,8 +131,7 @@ class LLM:
         speculator = drafting = None
         if draft is not None or speculative_config is not None:
             # Imported late: it imports parts of the engine.
-            from extkv.dspark.drafting import Drafting
-            from extkv.dspark.pairing import make_speculator
+            from extkv.dspark.pairing import make_drafting, make_speculator
 
             speculator, options = make_speculator(
                 loaded.model, draft, speculative_config, self.config, on_progress
@@ -144,17 +147,21 @@ class LLM:
             speculator,
         )
         runner.start()
-        self.startup_s = {"load": load_s, **runner.startup_s}
         tokenizer = loaded.tokenizer
         if speculator is not None:
-            drafting = Drafting(speculator, sampler, options)
+            drafting = make_drafting(speculator, sampler, options, runner)
+        self.startup_s = {"load": load_s, **runner.startup_s}
         self.engine = EngineCore(runner, sampler, self.config, tokenizer, drafting)
         eos = loaded.generation.eos_token_ids or tuple(sorted(tokenizer.stop_token_ids))
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size=loaded.config.vocab_size, eos_token_ids=tuple(eos)
+        )
         self._limits = ModelLimits(
             vocab_size=loaded.config.vocab_size,
             max_model_len=length,
             eos_token_ids=tuple(eos),
             encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+            compile_grammar=self.grammars.compile,
         )
         self._num_requests = itertools.count()
 
@@ -168,6 +175,12 @@ class LLM:
         """Drafts verified and accepted so far; None without a drafter."""
         drafting = self.engine.drafting
         return None if drafting is None else drafting.counts
+
+    @property
+    def step_reports(self) -> Sequence[SpeculationReport]:
+        """What became of the drafts of each of the last steps; empty without a drafter."""
+        drafting = self.engine.drafting
+        return [] if drafting is None else list(drafting.rounds.reports)
 
     @property
     def sizing_plan(self) -> SizingPlan:

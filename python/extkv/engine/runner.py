@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,8 +56,9 @@ class ModelRunner:
         self._sample_for_profile = sample_for_profile
         self._on_progress = on_progress
         self._buffers = InputBuffers(config, model.device, max_query_len=self._query_len)
-        self._graphs = DecodeGraphs()
-        self._views: dict[int, StepInputs] = {}
+        # By the most tokens of a sequence: 1, and with drafts also 1 and the drafts.
+        self._graphs = {length: DecodeGraphs() for length in (1, self._query_len)}
+        self._views: dict[tuple[int, int], StepInputs] = {}
         self._paged: PagedCache | HostPagedCache | None = None
         self.inputs: StepInputs
         self.cache: KVCache
@@ -134,7 +136,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the cache back, with the graphs and views that hold it."""
-        self._graphs, self._views, self._paged = DecodeGraphs(), {}, None
+        self._graphs = {length: DecodeGraphs() for length in self._graphs}
+        self._views, self._paged = {}, None
         if self.speculator is not None:
             self.speculator.detach()
         self.cache.close()
@@ -142,7 +145,12 @@ class ModelRunner:
     @property
     def graph_sizes(self) -> list[int]:
         """Batch sizes of captured decode graphs."""
-        return self._graphs.sizes
+        return self._graphs[1].sizes
+
+    @property
+    def graph_token_sizes(self) -> list[int]:
+        """Numbers of tokens of captured graphs of steps with drafts; none without a drafter."""
+        return self._graphs[self._query_len].sizes if self._query_len > 1 else []
 
     @torch.inference_mode()
     def run(
@@ -164,12 +172,15 @@ class ModelRunner:
         Raises:
             FreedError: If the runner was closed or never started.
         """
-        size = self._graphs.size_for(len(plan.seq_lens)) if plan.is_pure_decode else None
+        num_tokens = len(plan.input_token_ids)
+        length = 1 if num_tokens == len(plan.seq_lens) else self._query_len
+        graphs = self._graphs[length]
+        size = graphs.size_for(num_tokens) if plan.is_pure_decode else None
         if size is not None and not prompt_logits:
-            self.inputs = self._buffers.fill_decode(plan, size)
+            self.inputs = self._buffers.fill_decode(plan, size, length)
             if place_drafts is not None:
                 place_drafts(plan, self.inputs)
-            return self._graphs.replay(size)[: len(plan.sample_rows)]
+            return graphs.replay(size)[: len(plan.sample_rows)]
         self.inputs = inputs = self._buffers.fill(plan)
         if place_drafts is not None:
             place_drafts(plan, inputs)
@@ -177,6 +188,19 @@ class ModelRunner:
         if prompt_logits:
             return self.model.compute_logits(hidden)
         return self.model.compute_logits(hidden.index_select(0, inputs.sample_rows))
+
+    @torch.inference_mode()
+    def run_blank(self, num_tokens: int, max_query_len: int) -> None:
+        """Run a decode step that touches no cache, as its graph where there is one.
+
+        For the time it takes, before the first step. Arguments are those of `fill_decode`.
+        """
+        graphs = self._graphs[max_query_len]
+        if num_tokens in graphs.sizes:
+            graphs.replay(num_tokens)
+            return
+        inputs = self._buffers.decode_views(num_tokens, max_query_len)
+        self.model.compute_logits(self._forward(inputs, self._bound(inputs)))
 
     def _forward(
         self, inputs: StepInputs, cache: NullCache | PagedCache | HostPagedCache
@@ -238,11 +262,12 @@ class ModelRunner:
         if self.model.device.type != "cuda" or self.config.enforce_eager:
             return
         on_progress = self._on_progress
-        sizes = self.config.graph_batch_sizes()
+        sizes = {1: self.config.graph_batch_sizes()}
+        if self._query_len > 1:
+            sizes[self._query_len] = self.config.graph_token_sizes(self._query_len)
         # One for all graphs: outputs of their own would all stay in memory.
-        shape = (max(sizes) * self._query_len, self.model.config.vocab_size)
+        shape = (max(map(max, sizes.values())), self.model.config.vocab_size)
         self._logits = torch.empty(shape, dtype=self.model.dtype, device=self.model.device)
-        self._views = {size: self._buffers.decode_views(size) for size in sizes}
         report = None
         if on_progress is not None:
             notify = on_progress
@@ -250,13 +275,19 @@ class ModelRunner:
             def report(done: int, total: int) -> None:
                 notify("capturing graphs", done, total)
 
-        self._graphs.capture(sizes, self._decode_forward, report)
+        pool = None
+        for length in sorted(sizes, reverse=True):
+            graphs, graphs.pool = self._graphs[length], pool
+            for size in sizes[length]:
+                self._views[length, size] = self._buffers.decode_views(size, length)
+            graphs.capture(sizes[length], partial(self._decode_forward, length), report)
+            pool = graphs.pool
         if self.speculator is not None:
-            self.speculator.capture(sizes, report)
+            self.speculator.capture(sizes[1], report)
 
     @torch.inference_mode()
-    def _decode_forward(self, num_seqs: int) -> torch.Tensor:
-        inputs = self._views[num_seqs]
+    def _decode_forward(self, length: int, size: int) -> torch.Tensor:
+        inputs = self._views[length, size]
         hidden = self._forward(inputs, self._bound(inputs))
         return self.model.compute_logits(hidden, out=self._logits[: hidden.shape[0]])
 

@@ -56,6 +56,7 @@ class PendingTokens:
         token_ids (int64, [num_rows], device): Token of each row; not to be used where `wait`
             reports a failure.
         flags (int32, [num_rows], device): `RowFlag` bits of each row.
+        masked_failures: Why a row has no mask of its grammar.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class PendingTokens:
         self.token_ids = self._buffer[: 2 * num_rows].view(torch.int64)
         self.flags = self._buffer[2 * num_rows : 3 * num_rows]
         self._copy: HostCopy | None = None
+        self.masked_failures: Mapping[int, str] = {}
 
     def add_logprobs(self, logits: torch.Tensor, rows: torch.Tensor | None) -> None:
         """Fill in the log-probabilities.
@@ -98,6 +100,7 @@ class PendingTokens:
         tokens: list[int | None] = host[: 2 * num_rows].view(torch.int64).tolist()
         flags = host[2 * num_rows : 3 * num_rows].tolist()
         failures = {row: failure_reason(flag) for row, flag in enumerate(flags) if flag}
+        failures.update(self.masked_failures)
         for row in failures:
             tokens[row] = None
         lines = host[3 * num_rows :].view(-1, line_len(self._num_top))

@@ -1,9 +1,9 @@
 """Chooses one token per row of logits, each as its request wants it.
 
-In vLLM's order: log-probabilities of the logits as they are; allowed tokens, bad words and early
-stops, logit bias, penalties; temperature, min-p, top-k, top-p; the draw. Only what some row needs
-is run. A row's token depends on its logits, parameters, seed and position, and on no other row.
-Nothing here waits for the device but `wait` of what is returned.
+In vLLM's order: log-probabilities of the logits as they are; grammar, allowed tokens, bad words and
+early stops, logit bias, penalties; temperature, min-p, top-k, top-p; the draw. Only what some row
+needs is run. A row's token depends on its logits, parameters, seed and position, and on no other
+row. Nothing here waits for the device but `wait` of what is returned.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from extkv.errors import InvalidArgumentError
 from extkv.op_modules import op_module
 from extkv.resolved_sampling import ResolvedSampling
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
+from extkv.structured_outputs.masks import fill_masks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from extkv.engine.sampling_slots import RowParameters
+    from extkv.structured_outputs.masks import TokenMasks
 
     # A row: what the host keeps of its request, its position, and the drafts before it.
     _Place = tuple[SlotState, int, Sequence[int]]
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 # Bounds the memory of lists of allowed tokens, which may each be as long as the vocabulary.
 _ALLOWED_ROWS = 64
+# As much memory: a mask has a bit where a list has a number.
+_MASKED_ROWS = 32 * _ALLOWED_ROWS
 
 
 class PreparedRows(NamedTuple):
@@ -51,12 +55,14 @@ class PreparedRows(NamedTuple):
         parameters: Temperature, seed, position and the rest of each row.
         cutoff (float32, [num_rows], device): Smallest logit that may be drawn; None for no limit.
         hidden_flags (int32, [num_rows], device): `RowFlag` bits before masks; None without masks.
+        masks: What the grammars allow; None without grammars.
     """
 
     logits: torch.Tensor
     parameters: RowParameters
     cutoff: torch.Tensor | None
     hidden_flags: torch.Tensor | None
+    masks: TokenMasks | None
 
 
 class Sampler:
@@ -84,6 +90,7 @@ class Sampler:
         self._parameters = SlotParameters(num_slots, device)
         self._sampling = op_module(device, "sampling")
         self._penalties = op_module(device, "penalties")
+        self._bitmask = op_module(device, "token_bitmask")
         self._cutoff = op_module(device, "logit_cutoff")
         self._workspace = self._new_workspace(num_slots)
 
@@ -277,6 +284,8 @@ class Sampler:
         )
         if prepared.hidden_flags is not None:
             pending.flags |= prepared.hidden_flags & HAS_NAN
+        if prepared.masks is not None:
+            pending.masked_failures = prepared.masks.failures
 
     def _prepare(
         self,
@@ -288,15 +297,27 @@ class Sampler:
         is_kept: bool,
     ) -> PreparedRows:
         rows = self._parameters.rows(slots, [position for _, position, _ in placed])
-        hidden = None
+        hidden = masks = None
         if needs & HIDES_LOGITS:
             # A NaN under a mask is no less a broken row.
             workspace = self._workspace_for(len(placed))
             _, hidden = self._sampling.argmax_tokens(logits, workspace=workspace)
         if needs & CHANGES_LOGITS:
             logits = logits.to(torch.float32, copy=is_kept)
+            if needs & Need.GRAMMAR:
+                masks = self._mask_by_grammar(logits, placed)
             self._change(logits, placed, rows, needs)
-        return PreparedRows(logits, rows, self._find_cutoff(logits, rows, needs), hidden)
+        return PreparedRows(logits, rows, self._find_cutoff(logits, rows, needs), hidden, masks)
+
+    def _mask_by_grammar(self, logits: torch.Tensor, placed: Sequence[_Place]) -> TokenMasks:
+        """Make the masks while the device computes the logits, and apply them in place."""
+        rows = [(state.matcher_at(at, drafts), drafts) for state, at, drafts in placed]
+        masks = fill_masks(rows, self._vocab_size)
+        for start in range(0, len(masks.row_ids), _MASKED_ROWS):
+            part = slice(start, start + _MASKED_ROWS)
+            words, row_ids = upload(masks.words[part], self._device), masks.row_ids[part]
+            self._bitmask.apply_token_bitmask(logits, words, upload(row_ids, self._device))
+        return masks
 
     def _change(
         self, logits: torch.Tensor, placed: Sequence[_Place], rows: RowParameters, needs: int

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from extkv.errors import InvalidArgumentError
+from extkv.structured_outputs.matcher import TokenMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,9 +38,10 @@ class Need(enum.IntEnum):
     BAD = 32
     BIAS = 64
     PENALTIES = 128
+    GRAMMAR = 256
 
 
-HIDES_LOGITS = Need.ALLOWED | Need.BAD
+HIDES_LOGITS = Need.ALLOWED | Need.BAD | Need.GRAMMAR
 CHANGES_LOGITS = HIDES_LOGITS | Need.BIAS | Need.PENALTIES
 HAS_CUTOFF = Need.TOP_K | Need.TOP_P | Need.MIN_P
 
@@ -82,7 +84,10 @@ class SlotState:
         self.bias = np.concatenate([_as_row(list(bias)), bits[None]])
         self._needs = _needs_of(request.sampling)
         self._num_prompt_tokens = len(request.prompt_token_ids)
-        self._min_tokens = params.min_tokens
+        grammar = request.sampling.grammar
+        self._matcher = None if grammar is None else TokenMatcher(grammar, request.sampling)
+        # A grammar keeps to `min_tokens` itself: where nothing else may follow, a stop token may.
+        self._min_tokens = params.min_tokens if grammar is None else 0
         self._late = request.sampling.late_token_ids
         bad = request.sampling.bad_sequences
         self._bad_tokens = tuple(sequence[0] for sequence in bad if len(sequence) == 1)
@@ -99,6 +104,8 @@ class SlotState:
     def append(self, token_ids: Sequence[int]) -> None:
         """Add output tokens."""
         self._num_output_tokens += len(token_ids)
+        if self._matcher is not None:
+            self._matcher.append(token_ids)
         if self._counts is not None:
             self._counts.add(token_ids)
         if self._bad_sequences:
@@ -136,6 +143,12 @@ class SlotState:
             return _NOTHING_TWICE
         self._check_is_next(position, drafts)
         return self._counts.entries_with(drafts)
+
+    def matcher_at(self, position: int, drafts: Sequence[int] = ()) -> TokenMatcher | None:
+        """Return the place of the output in its grammar, without the drafts; None for any text."""
+        if self._matcher is not None:
+            self._check_is_next(position, drafts)
+        return self._matcher
 
     def _is_early(self, position: int) -> bool:
         return position - self._num_prompt_tokens < self._min_tokens
@@ -278,6 +291,7 @@ def _needs_of(sampling: ResolvedSampling) -> int:
         Need.BAD: bool(sampling.bad_sequences),
         Need.BIAS: bool(params.logit_bias),
         Need.PENALTIES: has_penalties,
+        Need.GRAMMAR: sampling.grammar is not None,
     }
     return sum(bit for bit, is_needed in needs.items() if is_needed)
 

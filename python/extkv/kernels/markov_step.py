@@ -1,8 +1,8 @@
 """One step of a Markov head: bias of the previous token, added to base logits, and a draw.
 
 Neither bias nor logits reach memory. One kernel reads the projection once for the whole batch and
-leaves maximum, first argmax and sum of exponentials of each tile; a second picks a tile by its mass
-and computes only that tile again. A row takes one Philox call, as in `sample_tokens`.
+leaves a number per row and group of 64 tokens, see `drafts/markov_groups.py`; a second draws a
+token per row from them. A row takes one Philox call, as in `sample_tokens`.
 
 A draw is keyed by (seed, position, stream draft, slot). The slot is needed: after a rejection the
 next round drafts the same positions again, and block verification looks at all drafts of a round,
@@ -13,6 +13,7 @@ so a draw that came back would be correlated with what was decided.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -21,13 +22,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from extkv.drafting import MarkovDraw
 from extkv.errors import InvalidArgumentError
-from extkv.kernels.drafts.logits import (
-    DRAFT_VOCAB_TILE,
-    PICK_DEPTH_TILE,
-    code_offset,
-    draft_logits_of_row,
-    draft_logits_tile,
-)
+from extkv.kernels.drafts.logits import code_offset, draft_logits_tile
+from extkv.kernels.drafts.markov_groups import GROUP_SIZE, draw_of_row, store_groups
 from extkv.kernels.launch.arguments import (
     FLOAT_DTYPES,
     INT_DTYPES,
@@ -36,26 +32,22 @@ from extkv.kernels.launch.arguments import (
     on_device_of,
     padded_to_power_of_two,
 )
-from extkv.kernels.logit_cutoff import (
-    LEAST_TEMPERATURE,
-    MAX_VOCAB_SIZE,
-    check_rows,
-    softmax_weight,
-)
-from extkv.kernels.philox import Stream, uniform_of, words_of
-from extkv.kernels.sampling import pick
+from extkv.kernels.logit_cutoff import MAX_VOCAB_SIZE, check_rows
 
 # float16 is not among them: neither checkpoints nor engines hold a head in it.
 HEAD_DTYPES = (torch.bfloat16, torch.float32)
-_DRAFT_STREAM = tl.constexpr(int(Stream.DRAFT))
+# Compute capability that has programmatic dependent launch.
+_EARLIEST_MAJOR = 9
+# Depth of a chunk where one program computes a group of one row: all loads are under way together.
+DRAW_DEPTH_TILE = 512
 
 
 @triton.jit(
     do_not_specialize=["num_rows", "num_embeddings", "temperature_stride", "tokens_stride"],
     do_not_specialize_on_alignment=["temperature_ptr", "tokens_ptr"],
 )
-def _markov_tiles_kernel(
-    statistics_ptr,
+def _markov_groups_kernel(
+    groups_ptr,
     base_ptr,
     projection_ptr,
     codes_ptr,
@@ -70,69 +62,103 @@ def _markov_tiles_kernel(
     num_rows,
     num_embeddings,
     vocab_size,
+    num_groups,
     RANK: tl.constexpr,
     IS_REVERSED: tl.constexpr,
     VOCAB_TILE: tl.constexpr,
     ROW_TILE: tl.constexpr,
     DEPTH_TILE: tl.constexpr,
+    NUM_TILE_STAGES: tl.constexpr,
+    IS_RESIDENT: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """Per row and tile: maximum, its first column, sum of exp((logit - maximum) / T).
+    """Store the numbers of some tiles of the vocabulary for a tile of rows.
 
-    The three [num_rows, num_tiles] arrays lie one after the other. A tile with a NaN has -1 minus
-    its column. Successive steps read the projection in opposite orders, so that a step begins with
-    what the L2 still holds of the one before.
+    The number of programs is a multiple of the row tiles. Successive steps read the projection in
+    opposite orders, so that a step begins with what the L2 still holds of the one before.
     """
+    if IS_EARLY:
+        tl.extra.cuda.gdc_wait()
     num_tiles = tl.cdiv(vocab_size, VOCAB_TILE)
     num_row_tiles = tl.cdiv(num_rows, ROW_TILE)
-    tile = tl.program_id(0) // num_row_tiles
-    tile = num_tiles - 1 - tile if IS_REVERSED else tile
     row = (tl.program_id(0) % num_row_tiles * ROW_TILE + tl.arange(0, ROW_TILE)).to(tl.int64)
     is_row = row < num_rows
-    column = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
-    is_column = column < vocab_size
     if tokens_ptr is None:
         codes_offset = row * codes_stride
     else:
         token = tl.load(tokens_ptr + row * tokens_stride, mask=is_row, other=0)
         codes_offset = code_offset(token, num_embeddings, codes_stride)
-    logits = draft_logits_tile(
-        column,
-        is_column,
-        is_row,
-        base_ptr,
-        row * base_stride_row,
-        base_stride_column,
-        projection_ptr,
-        projection_stride,
-        codes_ptr,
-        codes_offset,
-        RANK,
-        VOCAB_TILE,
-        ROW_TILE,
-        DEPTH_TILE,
-    )
-    is_nan = logits != logits  # noqa: PLR0124 NaN
-    has_nan = tl.max(tl.where(is_nan, 1, 0), axis=0) > 0
-    values = tl.where(is_nan, -float("inf"), logits)
-    largest = tl.max(values, axis=0)
-    is_largest = values == largest[None, :]
-    argmax = tl.min(tl.where(is_largest, column[:, None], 0x7FFFFFFF), axis=0)
-    size = num_rows.to(tl.int64) * num_tiles
-    statistic_ptrs = statistics_ptr + row * num_tiles + tile
-    tl.store(statistic_ptrs, largest, mask=is_row)
-    # Columns are below 2^24, exact in float32.
-    mark = tl.where(has_nan, -1 - argmax, argmax).to(tl.float32)
-    tl.store(statistic_ptrs + size, mark, mask=is_row)
-    if temperature_ptr is not None:
+    if temperature_ptr is None:
+        heat = tl.zeros((ROW_TILE,), tl.float32)
+    else:
         heat = tl.load(temperature_ptr + row * temperature_stride, mask=is_row, other=1.0)
-        inverse = 1.0 / tl.where(heat < LEAST_TEMPERATURE, 1.0, heat)
-        weights = softmax_weight(values, largest[None, :], inverse[None, :])
-        tl.store(statistic_ptrs + 2 * size, tl.sum(weights, axis=0), mask=is_row)
+    first = tl.program_id(0) // num_row_tiles
+    if IS_RESIDENT:
+        # The codes stay where the matrix product reads them, for all tiles of this program.
+        depth = tl.arange(0, DEPTH_TILE)
+        is_code = (depth < RANK)[:, None] & is_row[None, :]
+        codes = tl.load(codes_ptr + codes_offset[None, :] + depth[:, None], mask=is_code, other=0.0)
+        step = tl.num_programs(0) // num_row_tiles
+        for turn in tl.range(first, num_tiles, step, num_stages=NUM_TILE_STAGES):
+            tile = num_tiles - 1 - turn if IS_REVERSED else turn
+            column = (tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)).to(tl.int64)
+            is_column = column < vocab_size
+            base_offset = (row * base_stride_row)[None, :] + (column * base_stride_column)[:, None]
+            is_base = is_column[:, None] & is_row[None, :]
+            base = tl.load(base_ptr + base_offset, mask=is_base, other=-float("inf"))
+            weight = tl.load(
+                projection_ptr + (column * projection_stride)[:, None] + depth[None, :],
+                mask=is_column[:, None] & (depth < RANK)[None, :],
+                other=0.0,
+            )
+            logits = base.to(tl.float32) + tl.dot(weight, codes, input_precision="ieee")
+            store_groups(
+                groups_ptr,
+                logits,
+                row,
+                is_row,
+                tile,
+                num_groups,
+                heat,
+                temperature_ptr is not None,
+                VOCAB_TILE,
+                ROW_TILE,
+            )
+    else:
+        tile = num_tiles - 1 - first if IS_REVERSED else first
+        column = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
+        logits = draft_logits_tile(
+            column,
+            column < vocab_size,
+            is_row,
+            base_ptr,
+            row * base_stride_row,
+            base_stride_column,
+            projection_ptr,
+            projection_stride,
+            codes_ptr,
+            codes_offset,
+            RANK,
+            VOCAB_TILE,
+            ROW_TILE,
+            DEPTH_TILE,
+        )
+        store_groups(
+            groups_ptr,
+            logits,
+            row,
+            is_row,
+            tile,
+            num_groups,
+            heat,
+            temperature_ptr is not None,
+            VOCAB_TILE,
+            ROW_TILE,
+        )
 
 
 @triton.jit(
     do_not_specialize=[
-        "num_rows",
         "num_embeddings",
         "tokens_stride",
         "temperature_stride",
@@ -156,12 +182,12 @@ def _markov_tiles_kernel(
         "draft_to_target_ptr",
     ],
 )
-def _markov_pick_kernel(
+def _markov_draw_kernel(
     drawn_ptr,
     logits_ptr,
     log_sum_exp_ptr,
     flags_ptr,
-    statistics_ptr,
+    groups_ptr,
     base_ptr,
     projection_ptr,
     codes_ptr,
@@ -183,69 +209,49 @@ def _markov_pick_kernel(
     seeds_stride,
     positions_stride,
     slot,
-    num_rows,
     num_embeddings,
     vocab_size,
+    num_groups,
     RANK: tl.constexpr,
-    VOCAB_TILE: tl.constexpr,
-    TILES_PADDED: tl.constexpr,
     DEPTH_TILE: tl.constexpr,
+    GROUPS_PADDED: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
-    """Token of a row: its argmax, or pick(tile masses, u0), then pick(weights in the tile, u1)."""
+    """Store the draw of a row."""
+    if IS_EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    num_tiles = tl.cdiv(vocab_size, VOCAB_TILE)
-    tiles = tl.arange(0, TILES_PADDED)
-    is_tile = tiles < num_tiles
-    size = num_rows.to(tl.int64) * num_tiles
-    statistic_ptrs = statistics_ptr + row * num_tiles + tiles
-    maxima = tl.load(statistic_ptrs, mask=is_tile, other=-float("inf"))
-    marks = tl.load(statistic_ptrs + size, mask=is_tile, other=0.0)
-    largest = tl.max(maxima, axis=0)
-    first_tile = tl.min(tl.where(is_tile & (maxima == largest), tiles, TILES_PADDED), axis=0)
-    columns = tl.where(marks < 0.0, -1.0 - marks, marks)
-    token = tl.max(tl.where(tiles == first_tile, columns, 0.0), axis=0).to(tl.int32)
-    has_nan = tl.min(marks, axis=0) < 0.0
-    flag = tl.where(has_nan, 1, 0) + tl.where(largest == -float("inf"), 2, 0)
-    logit = largest
-    log_sum_exp = tl.full((), 0.0, tl.float32)
-    if temperature_ptr is not None:
+    if temperature_ptr is None:
+        heat, seed, position = tl.full((), 0.0, tl.float32), row, row
+    else:
         heat = tl.load(temperature_ptr + row * temperature_stride)
-        if heat >= LEAST_TEMPERATURE:
-            inverse = 1.0 / heat
-            sums = tl.load(statistic_ptrs + 2 * size, mask=is_tile, other=0.0)
-            masses = sums * softmax_weight(maxima, largest, inverse)
-            log_sum_exp = largest * inverse + tl.log(tl.sum(masses, axis=0))
-            if largest > -float("inf"):
-                seed = tl.load(seeds_ptr + row * seeds_stride)
-                position = tl.load(positions_ptr + row * positions_stride)
-                lane = position * 0 + slot
-                word, second_word, _, _ = words_of(seed, position, lane * 0 + _DRAFT_STREAM, lane)
-                tile = pick(masses, uniform_of(word), TILES_PADDED)
-                column = tile * VOCAB_TILE + tl.arange(0, VOCAB_TILE)
-                if tokens_ptr is None:
-                    offset = row * codes_stride
-                else:
-                    previous = tl.load(tokens_ptr + row * tokens_stride)
-                    offset = code_offset(previous, num_embeddings, codes_stride)
-                values = draft_logits_of_row(
-                    column,
-                    column < vocab_size,
-                    base_ptr + row * base_stride_row,
-                    base_stride_column,
-                    projection_ptr,
-                    projection_stride,
-                    codes_ptr,
-                    offset,
-                    RANK,
-                    VOCAB_TILE,
-                    DEPTH_TILE,
-                )
-                values = tl.where(values != values, -float("inf"), values)  # noqa: PLR0124 NaN
-                weights = softmax_weight(values, tl.max(values, axis=0), inverse)
-                token = pick(weights, uniform_of(second_word), VOCAB_TILE)
-                is_token = tl.arange(0, VOCAB_TILE) == token
-                logit = tl.max(tl.where(is_token, values, -float("inf")), axis=0)
-                token += tile * VOCAB_TILE
+        seed = tl.load(seeds_ptr + row * seeds_stride)
+        position = tl.load(positions_ptr + row * positions_stride)
+    if tokens_ptr is None:
+        codes_offset = row * codes_stride
+    else:
+        previous = tl.load(tokens_ptr + row * tokens_stride)
+        codes_offset = code_offset(previous, num_embeddings, codes_stride)
+    token, logit, log_sum_exp, flag = draw_of_row(
+        groups_ptr,
+        row,
+        base_ptr + row * base_stride_row,
+        base_stride_column,
+        projection_ptr,
+        projection_stride,
+        codes_ptr,
+        codes_offset,
+        heat,
+        seed,
+        position,
+        slot,
+        vocab_size,
+        num_groups,
+        RANK,
+        DEPTH_TILE,
+        GROUPS_PADDED,
+    )
     drawn = token.to(tl.int64)
     if draft_to_target_ptr is not None:
         drawn += tl.load(draft_to_target_ptr + drawn).to(tl.int64)
@@ -256,32 +262,64 @@ def _markov_pick_kernel(
 
 
 class MarkovSettings(NamedTuple):
-    """Tiles of a launch."""
+    """Tiles of a launch.
 
+    Attributes:
+        vocab_tile: Tokens of a tile, a multiple of 64.
+        row_tile: Rows of a tile.
+        depth_tile: Columns of the projection that are read at once.
+        num_warps: Warps of a program.
+        num_stages: Reads of a tile's columns that are under way.
+        num_tile_stages: Tiles whose reads are under way, where programs do several.
+        programs_per_processor: Programs that do all tiles in turn, with the codes of their rows
+            kept on the processor; None for a program per tile, as if the depth tile is below the
+            rank.
+        is_early: Whether kernels are launched before the one before has ended, and wait inside.
+    """
+
+    vocab_tile: int
     row_tile: int
     depth_tile: int
     num_warps: int
     num_stages: int
+    num_tile_stages: int = 1
+    programs_per_processor: int | None = None
+    is_early: bool = False
 
 
 _SETTINGS = (
-    MarkovSettings(32, 64, 4, 4),
-    MarkovSettings(64, 64, 4, 4),
-    MarkovSettings(128, 64, 8, 3),
+    MarkovSettings(64, 16, 64, 4, 2, is_early=True),
+    MarkovSettings(64, 32, 64, 4, 3),
+    MarkovSettings(64, 64, 64, 8, 3),
+    MarkovSettings(64, 128, 64, 4, 3),
 )
-_FLOAT32_SETTINGS = MarkovSettings(32, 32, 4, 3)
+# Between these batch sizes, and for ranks of this size, reading the codes again costs most.
+_RESIDENT_ROWS, _RESIDENT_RANKS = range(33, 65), range(129, 257)
+_RESIDENT_SETTINGS = MarkovSettings(64, 64, 256, 8, 2, 2, programs_per_processor=2)
+_FLOAT32_SETTINGS = MarkovSettings(64, 32, 32, 4, 3)
 
 
-def markov_settings(num_rows: int, dtype: torch.dtype) -> MarkovSettings:
+def markov_settings(num_rows: int, rank: int, dtype: torch.dtype) -> MarkovSettings:
     """Return the tiles for a batch; they do not change which token a row draws."""
     if dtype == torch.float32:
         return _FLOAT32_SETTINGS
+    if num_rows in _RESIDENT_ROWS and rank in _RESIDENT_RANKS:
+        return _RESIDENT_SETTINGS
     return next((some for some in _SETTINGS if num_rows <= some.row_tile), _SETTINGS[-1])
+
+
+@functools.cache
+def _processor(device: torch.device) -> tuple[int, bool]:
+    """Return the multiprocessors of a device, and whether its kernels can be launched early."""
+    if device.type != "cuda":
+        return 1, False
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.major >= _EARLIEST_MAJOR
 
 
 def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
     """Return how many float32 elements the workspace of `markov_step` needs."""
-    return 3 * num_rows * -(-vocab_size // DRAFT_VOCAB_TILE)
+    return num_rows * -(-vocab_size // GROUP_SIZE)
 
 
 class _Step(NamedTuple):
@@ -305,13 +343,27 @@ def _stride(tensor: torch.Tensor | None) -> int:
 def launch(step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: MarkovSettings) -> None:
     """Run both kernels on checked arguments."""
     num_rows, vocab_size = step.base_logits.shape
-    num_tiles = -(-vocab_size // DRAFT_VOCAB_TILE)
+    num_groups = -(-vocab_size // GROUP_SIZE)
+    num_tiles = -(-vocab_size // settings.vocab_tile)
     num_row_tiles = -(-num_rows // settings.row_tile)
+    num_processors, can_be_early = _processor(step.base_logits.device)
     rank = 1 if step.codes is None else step.codes.shape[1]
     num_embeddings = 1 if step.codes is None else step.codes.shape[0]
     depth_tile = max(min(settings.depth_tile, padded_to_power_of_two(rank)), 16)
+    is_resident, num_programs = False, num_tiles
+    if (
+        settings.programs_per_processor is not None
+        and step.projection is not None
+        and depth_tile >= rank
+    ):
+        is_resident = True
+        most = settings.programs_per_processor * num_processors
+        num_programs = min(num_tiles, max(most // num_row_tiles, 1))
+    is_early = settings.is_early and can_be_early
+    # The first step of a round follows kernels that know nothing of it.
+    is_step_early = is_early and step.slot > 0
     with on_device_of(step.base_logits):
-        _markov_tiles_kernel[(num_row_tiles * num_tiles,)](
+        _markov_groups_kernel[(num_row_tiles * num_programs,)](
             workspace,
             step.base_logits,
             step.projection,
@@ -326,15 +378,20 @@ def launch(step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: Mark
             num_rows,
             num_embeddings,
             vocab_size,
+            num_groups,
             RANK=rank,
             IS_REVERSED=step.slot % 2 == 1,
-            VOCAB_TILE=DRAFT_VOCAB_TILE,
+            VOCAB_TILE=settings.vocab_tile,
             ROW_TILE=settings.row_tile,
             DEPTH_TILE=depth_tile,
+            NUM_TILE_STAGES=settings.num_tile_stages,
+            IS_RESIDENT=is_resident,
+            IS_EARLY=is_step_early,
+            launch_pdl=is_step_early,
             num_warps=settings.num_warps,
             num_stages=settings.num_stages,
         )
-        _markov_pick_kernel[(num_rows,)](
+        _markov_draw_kernel[(num_rows,)](
             *out,
             workspace,
             step.base_logits,
@@ -354,14 +411,15 @@ def launch(step: _Step, workspace: torch.Tensor, out: MarkovDraw, settings: Mark
             _stride(step.seeds),
             _stride(step.positions),
             step.slot,
-            num_rows,
             num_embeddings,
             vocab_size,
+            num_groups,
             RANK=rank,
-            VOCAB_TILE=DRAFT_VOCAB_TILE,
-            TILES_PADDED=padded_to_power_of_two(num_tiles),
-            DEPTH_TILE=min(PICK_DEPTH_TILE, padded_to_power_of_two(rank)),
-            num_warps=8,
+            DEPTH_TILE=min(DRAW_DEPTH_TILE, padded_to_power_of_two(rank)),
+            GROUPS_PADDED=padded_to_power_of_two(num_groups),
+            IS_EARLY=is_early,
+            launch_pdl=is_early,
+            num_warps=4,
         )
 
 
@@ -435,8 +493,9 @@ def markov_step(
 
     A row's draw is a function of its logits, code, temperature, seed, position and slot: not of its
     place or of other rows. Rows below a temperature of 1e-5 take the largest logit, the leftmost of
-    equals, as all rows do without `temperature`. NaN counts as -inf and flags the row; a row of
-    nothing else gives draft token 0, flagged. May be captured once `workspace` and `out` are given.
+    equals, as all rows do without `temperature`. A NaN or +inf leaves its group of 64 tokens out
+    and flags the row, whose logit is NaN then, so that verification takes the draft for none. A row
+    of nothing else gives draft token 0. May be captured once `workspace` and `out` are given.
 
     Args:
         base_logits (float, [num_rows, vocab_size], device): Logits of the slot, of the draft's
@@ -513,6 +572,8 @@ def markov_step(
             slot,
             draft_to_target,
         )
-        dtype = torch.float32 if projection is None else projection.dtype
-        launch(step, workspace, out, settings or markov_settings(num_rows, dtype))
+        dtype, rank = torch.float32, 1
+        if projection is not None:
+            dtype, rank = projection.dtype, projection.shape[1]
+        launch(step, workspace, out, settings or markov_settings(num_rows, rank, dtype))
     return out

@@ -47,7 +47,7 @@ class ResidualSettings(NamedTuple):
     num_stages: int
 
 
-_FEW_SETTINGS = ResidualSettings(32, 64, 4, 4)
+_FEW_SETTINGS = (ResidualSettings(16, 64, 4, 3), ResidualSettings(32, 64, 4, 4))
 _MANY_SETTINGS = ResidualSettings(64, 64, 8, 3)
 
 
@@ -55,9 +55,8 @@ def residual_settings(num_reqs: int, dtype: torch.dtype, method: Method) -> Resi
     """Return the tiles for a batch; they do not change what is drawn."""
     if dtype == torch.float32:
         return ResidualSettings(32, 32, 4, 3)
-    if method != "block" and num_reqs <= _FEW_SETTINGS.row_tile:
-        return _FEW_SETTINGS
-    return _MANY_SETTINGS
+    few = (some for some in _FEW_SETTINGS if method != "block" and num_reqs <= some.row_tile)
+    return next(few, _MANY_SETTINGS)
 
 
 def _region_sizes(num_rows: int, num_reqs: int, vocab_size: int, method: str) -> list[int]:

@@ -92,6 +92,11 @@ class Tokenizer:
             raise InvalidArgumentError(msg)
         return self._token_bytes[token_id]
 
+    def token_name(self, token_id: int) -> str:
+        """Return how the vocabulary writes a token, empty for an id that no token has."""
+        name: str | None = self._encoder.id_to_token(token_id)
+        return name or ""
+
 
 class IncrementalDetokenizer:
     """Turn token ids into text as they come, never printing half a character.

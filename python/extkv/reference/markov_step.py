@@ -10,12 +10,13 @@ from extkv.reference.philox import Stream, philox_uniforms
 from extkv.reference.sampling import RowFlag, pick
 from extkv.sampling_params import LEAST_TEMPERATURE
 
-DRAFT_VOCAB_TILE = 128
+# Tokens that are drawn from together; as in the kernels.
+GROUP_SIZE = 64
 
 
 def markov_workspace_size(num_rows: int, vocab_size: int) -> int:
     """Return how many float32 elements the kernels' workspace needs."""
-    return 3 * num_rows * -(-vocab_size // DRAFT_VOCAB_TILE)
+    return num_rows * -(-vocab_size // GROUP_SIZE)
 
 
 def markov_logits(
@@ -63,12 +64,12 @@ def markov_step(
     logits = markov_logits(base_logits, projection, tokens=tokens, embedding=embedding, codes=codes)
     largest, drawn = logits.max(1)
     # A maximum is NaN if any number is, so that the usual row is read once.
-    has_nan, values = largest.isnan(), logits
-    if bool(has_nan.any()):
-        values = torch.where(logits.isnan(), -torch.inf, logits)
+    has_bad, values = ~(largest < torch.inf), logits
+    if bool(has_bad.any()):
+        values = without_bad_groups(logits)
         largest, drawn = values.max(1)
     has_none = largest == -torch.inf
-    out.flags.copy_(has_nan * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
+    out.flags.copy_(has_bad * RowFlag.HAS_NAN + has_none * RowFlag.NO_CANDIDATE)
     log_sum_exp = torch.zeros_like(largest)
     is_sampled = None if temperature is None else temperature >= LEAST_TEMPERATURE
     if is_sampled is not None and bool(is_sampled.any()):
@@ -77,10 +78,12 @@ def markov_step(
         assert positions is not None
         heat = torch.where(is_sampled, temperature, 1.0)
         uniforms = philox_uniforms(seeds, positions, Stream.DRAFT, torch.full_like(seeds, slot))
-        found, masses = draw_in_tiles(values, heat, uniforms)
+        found, masses = draw_in_groups(values, heat, uniforms)
         log_sum_exp = torch.where(is_sampled, largest / heat + masses.log(), 0.0)
         drawn = torch.where(is_sampled & ~has_none, found, drawn)
-    out.logits.copy_(values.gather(1, drawn[:, None])[:, 0])
+    chosen = values.gather(1, drawn[:, None])[:, 0]
+    # Its law is not that of the logits: verification takes the draft for none.
+    out.logits.copy_(torch.where(has_bad, torch.nan, chosen))
     out.log_sum_exp.copy_(log_sum_exp)
     if draft_to_target is not None:
         drawn = drawn + draft_to_target[drawn]
@@ -88,13 +91,20 @@ def markov_step(
     return out
 
 
-def draw_in_tiles(
+def without_bad_groups(logits: torch.Tensor) -> torch.Tensor:
+    """Return logits (float32, [num_rows, vocab_size]) with -inf in groups with a NaN or +inf."""
+    groups = _in_groups(~(logits < torch.inf), 0.0).any(2)
+    left_out = groups.repeat_interleave(GROUP_SIZE, dim=1)[:, : logits.shape[1]]
+    return torch.where(left_out, -torch.inf, logits)
+
+
+def draw_in_groups(
     values: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw from softmax(values / T) with one uniform for a tile and one for the token inside it.
+    """Draw from softmax(values / T): a group, then a token of it, a uniform for each.
 
     Args:
-        values (float32, [num_rows, vocab_size], device): No NaN.
+        values (float32, [num_rows, vocab_size], device): No NaN, no +inf.
         temperature (float32, [num_rows], device): Positive.
         uniforms (float32, [num_rows, 2 or more], device): In (0, 1).
 
@@ -102,25 +112,23 @@ def draw_in_tiles(
         Tokens (int64, [num_rows]), of no meaning where all values are -inf, and sums of
         exp((value - largest) / T) (float32, [num_rows]).
     """
-    num_rows, vocab_size = values.shape
-    width = min(DRAFT_VOCAB_TILE, vocab_size)
-    largest = values.amax(1)
-    weights = softmax_weights(values, largest[:, None], temperature[:, None])
-    masses = _in_tiles(weights, width, 0.0).sum(2)
-    tile = pick(masses, uniforms[:, 0])
+    num_rows = values.shape[0]
+    weights = softmax_weights(values, values.amax(1)[:, None], temperature[:, None])
+    masses = _in_groups(weights, 0.0).sum(2)
+    group = pick(masses, uniforms[:, 0])
     rows = torch.arange(num_rows, device=values.device)
-    # Relative to the tile's own maximum: a far tile would be subnormal relative to the row's.
-    inside = _in_tiles(values, width, -torch.inf)[rows, tile]
+    # Relative to the group's own maximum: a far one would be subnormal relative to the row's.
+    inside = _in_groups(values, -torch.inf)[rows, group]
     weights = softmax_weights(inside, inside.amax(1, keepdim=True), temperature[:, None])
-    return tile * width + pick(weights, uniforms[:, 1]), masses.sum(1)
+    return group * GROUP_SIZE + pick(weights, uniforms[:, 1]), masses.sum(1)
 
 
-def _in_tiles(values: torch.Tensor, width: int, filling: float) -> torch.Tensor:
-    """Return rows cut in tiles, the last one filled up ([num_rows, num_tiles, width])."""
-    missing = -values.shape[1] % width
+def _in_groups(values: torch.Tensor, filling: float) -> torch.Tensor:
+    """Return rows cut in groups, the last one filled up ([num_rows, num_groups, GROUP_SIZE])."""
+    missing = -values.shape[1] % GROUP_SIZE
     if missing:
         values = functional.pad(values, (0, missing), value=filling)
-    return values.reshape(values.shape[0], -1, width)
+    return values.reshape(values.shape[0], -1, GROUP_SIZE)
 
 
 def softmax_weights(

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from extkv.drafting import DraftLaw, Verification
-from extkv.reference.markov_step import DRAFT_VOCAB_TILE, markov_logits, softmax_weights
+from extkv.reference.markov_step import markov_logits, softmax_weights
 from extkv.reference.philox import Stream, philox_uniforms
 from extkv.reference.sampling import VOCAB_TILE, RowFlag, draw_from_softmax, pick
 from extkv.sampling_params import LEAST_TEMPERATURE
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Method = Literal["standard", "block", "synthetic"]
 _LEAST_RESIDUAL = 1e-8
 _ALIGNMENT = 32
+# Tokens of a residual that are drawn from together; as in the kernels.
+DRAFT_VOCAB_TILE = 128
 
 
 def verification_workspace_size(

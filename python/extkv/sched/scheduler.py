@@ -293,7 +293,7 @@ class Scheduler:
         return self._native.has_unfinished_requests()
 
     def stats(self) -> SchedulerStats:
-        """Counters and gauges. Takes time with the number of blocks."""
+        """Counters and gauges."""
         return SchedulerStats.from_native(self._native.stats())
 
     def check_integrity(self) -> None:

@@ -17,7 +17,7 @@ ABORTED = 2
 FAILED = 3
 _FINISH_REASONS = {"stop": 0, "length": 1, "abort": ABORTED, "error": FAILED}
 _QUEUED = 1
-_SCHEDULED = 2
+_EVENTS = {"scheduled": 2, "preempted": 3}
 
 
 class LogprobArrays(NamedTuple):
@@ -36,6 +36,20 @@ class LogprobArrays(NamedTuple):
     num_columns: int
 
 
+class PrefillCounts(NamedTuple):
+    """Count a prompt's tokens when its first output is there.
+
+    Attributes:
+        num_prompt_tokens: All of them.
+        num_cached_tokens: Those that the prefix cache saved.
+        num_cache_creation_tokens: Those that were added to it: in full blocks, and computed.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_cache_creation_tokens: int
+
+
 @dataclass(slots=True)
 class RequestNews:
     """Hold what is new about one request.
@@ -47,8 +61,8 @@ class RequestNews:
         stop_reason: The stop token that ended it.
         logprobs: Of the new tokens, if asked for.
         prompt_logprobs: Of all prompt tokens but the first, once.
-        events: Kind (1 queued, 2 scheduled) and time of what happened, once.
-        prefill: Tokens of the prompt, and those that the prefix cache saved, once.
+        events: Kind (1 queued, 2 scheduled, 3 preempted) and time of what happened, once each.
+        prefill: What became of the prompt's tokens, once.
         error: Why it failed.
     """
 
@@ -59,7 +73,7 @@ class RequestNews:
     logprobs: LogprobArrays | None = None
     prompt_logprobs: LogprobArrays | None = None
     events: list[tuple[int, float]] | None = None
-    prefill: tuple[int, int] | None = None
+    prefill: PrefillCounts | None = None
     error: str | None = None
 
 
@@ -71,13 +85,19 @@ class ServedSequence:
         request_id: Its id.
         client: Who waits for it.
         sequence: Its sequence in the engine.
+        cached_block_size: Tokens that the prefix cache keeps together; None without one.
+        sends_events: Whether the client is told when it was queued, scheduled and preempted.
         num_sent: Tokens that were sent.
+        num_events_sent: Events that were sent, without the first, which says that it was queued.
     """
 
     request_id: str
     client: int
     sequence: EngineSequence
+    cached_block_size: int | None = None
+    sends_events: bool = True
     num_sent: int = 0
+    num_events_sent: int | None = None
 
     def take_news(self) -> RequestNews | None:
         """Return what was not sent yet; None if there is nothing."""
@@ -96,18 +116,33 @@ class ServedSequence:
         if params.logprobs is not None and output.logprobs is not None and start < end:
             entries = output.logprobs[start:end]
             news.logprobs = pack_logprobs(entries, params.logprobs)
+        if self.sends_events:
+            news.events = self._take_events()
         if start == 0:
             self._add_prefill(news)
         return news
 
+    def _take_events(self) -> list[tuple[int, float]] | None:
+        metrics = self.sequence.metrics
+        if self.num_events_sent == len(metrics.events):
+            return None
+        found = [(_EVENTS[kind], now_s) for kind, now_s in metrics.events[self.num_events_sent :]]
+        if self.num_events_sent is None:
+            found.insert(0, (_QUEUED, metrics.arrival_s))
+        self.num_events_sent = len(metrics.events)
+        return found
+
     def _add_prefill(self, news: RequestNews) -> None:
         sequence = self.sequence
-        metrics = sequence.metrics
-        news.events = [(_QUEUED, metrics.arrival_s)]
-        if metrics.first_scheduled_s is not None:
-            news.events.append((_SCHEDULED, metrics.first_scheduled_s))
         num_prompt_tokens = len(sequence.prompt_token_ids)
-        news.prefill = (num_prompt_tokens, sequence.num_cached_tokens)
+        num_kept = 0
+        if self.cached_block_size is not None:
+            num_kept = num_prompt_tokens - num_prompt_tokens % self.cached_block_size
+        news.prefill = PrefillCounts(
+            num_prompt_tokens,
+            sequence.num_cached_tokens,
+            max(0, num_kept - sequence.num_cached_tokens),
+        )
         num_logprobs = sequence.sampling.params.prompt_logprobs
         if num_logprobs is not None and sequence.prompt_logprobs is not None:
             entries = [entry for entry in sequence.prompt_logprobs if entry is not None]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from extkv.errors import UnsupportedRequestError
 from extkv.resolved_sampling import ModelLimits, ResolvedSampling, resolve_sampling_params
 from extkv.sampling_params import MAX_LOGPROBS, SamplingParams
+from extkv.structured_outputs.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +38,6 @@ _EQUAL_FIELDS = (
 )
 # Fields that change what is computed, and that this engine does not know.
 _UNSUPPORTED_FIELDS = (
-    "structured_outputs",
     "thinking_token_budget",
     "repetition_detection",
     "logprob_token_ids",
@@ -62,8 +62,12 @@ def fit_sampling(
     """
     _check_supported(wire)
     same = {name: wire[name] for name in _EQUAL_FIELDS if name in wire}
+    structured = wire.get("structured_outputs")
     params = SamplingParams(
         **same,
+        structured_outputs=None
+        if structured is None
+        else StructuredOutputsParams.from_fields(structured),
         detokenize=False,
         bad_words_token_ids=wire.get("_bad_words_token_ids"),
     )

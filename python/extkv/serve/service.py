@@ -10,7 +10,6 @@ from extkv.errors import ExtkvError, NotConnectedError, StalledPeerError
 from extkv.serve.outputs import ABORTED, RequestNews
 from extkv.serve.stats import Load, LoadStats
 from extkv.serve.utilities import UtilityMethods
-from extkv.serve.waves import WaveState
 from extkv.serve.work import EngineWork
 from extkv.transport.engine import (
     AbortArrived,
@@ -39,21 +38,31 @@ STATS_EVERY_S = 0.05
 class EngineService:
     """Work for the clients of a connection until `stop` is called or the last of them is gone.
 
+    Engines of a dense model work alone, so there are no waves here: a front end's coordinator is
+    told of load only, and what it says of waves means nothing. See docs/protocol.md.
+
     Args:
         llm: A started engine; nobody else may step it meanwhile.
         connection: A connection that was started.
+        log_stats: Whether clients get statistics and the events of their requests, for metrics.
     """
 
-    def __init__(self, llm: LLM, connection: EngineConnection) -> None:
+    def __init__(self, llm: LLM, connection: EngineConnection, *, log_stats: bool = True) -> None:
         self._connection = connection
-        self._work = EngineWork(llm)
+        self._work = EngineWork(llm, sends_events=log_stats)
         self._utilities = UtilityMethods(self._work)
-        self._stats = LoadStats(llm.engine.scheduler)
-        self._waves = WaveState()
+        drafting = llm.engine.drafting
+        self._stats = LoadStats(
+            llm.engine.scheduler,
+            None if drafting is None else drafting.counts,
+            0 if drafting is None else drafting.num_drafts,
+        )
+        self._load = Load(0, 0)
+        self._log_stats = log_stats
         self._live_clients = set(range(connection.num_clients))
         self._next_stats_s: dict[int, float] = {}
         self._told_load: dict[int, Load] = {}
-        self._told_coordinator: Load | None = None
+        self._told_coordinator = Load(0, 0)
         self._is_stopping = False
 
     @property
@@ -95,24 +104,28 @@ class EngineService:
         self._send(self._work.take_ended(), is_over_limit=True)
         if not self._live_clients:
             raise NotConnectedError("every client is gone")
-        if self._work.can_step:
-            self._stats.note_step()
-            self._send(self._work.step())
+        if self._connection.has_coordinator:
+            # Before the step too: it may take long, and load is shared out meanwhile.
+            self._look()
+            self._tell_coordinator()
+        news = self._work.step() if self._work.can_step else {}
+        self._look()
+        self._send(news)
         self._tell_load()
+
+    def _look(self) -> None:
+        self._load = self._stats.look(self._work.num_held)
 
     def _handle(self, received: EngineInput) -> None:
         match received:
-            case RequestArrived(request):
-                must_start = self._waves.take_request(request.current_wave)
-                if must_start is not None:
-                    self._to_coordinator(start_wave=must_start)
-                self._work.add(request)
+            case RequestArrived(client, request):
+                self._work.add(client, request)
             case AbortArrived(request_ids):
                 self._work.abort(request_ids)
             case CallArrived():
                 self._answer(received)
-            case WaveStarted(wave, is_excluded):
-                self._waves.start(wave, is_excluded=is_excluded)
+            case WaveStarted(wave):
+                logger.debug("wave %d means nothing to the engine of a dense model", wave)
             case ClientLost(client, reason):
                 self._lose(client, reason)
             case CoordinatorLost(reason):
@@ -162,12 +175,12 @@ class EngineService:
         )
 
     def _stats_for(self, client: int, now_s: float) -> dict[str, object] | None:
-        """Return statistics, unless the client was told a moment ago."""
-        if now_s < self._next_stats_s.get(client, 0.0):
+        """Return statistics, unless the client was told a moment ago or wants none."""
+        if not self._log_stats or now_s < self._next_stats_s.get(client, 0.0):
             return None
         self._next_stats_s[client] = now_s + STATS_EVERY_S
-        load = self._told_load[client] = self._load()
-        return self._stats.take(load, wave=self._waves.wave, now_s=now_s)
+        self._told_load[client] = self._load
+        return self._stats.take(self._load, num_resets=self._work.num_cache_resets)
 
     def _give_up(self, client: int, batch: Sequence[RequestNews], error: StalledPeerError) -> None:
         """End the requests of a client that does not read; it learns of it when it reads again."""
@@ -190,31 +203,24 @@ class EngineService:
                 "client %d is gone: %s; %d requests aborted", client, reason, num_aborted
             )
 
-    def _load(self) -> Load:
-        num_running = self._work.num_running
-        return Load(num_running, self._work.num_requests - num_running)
-
     def _tell_load(self) -> None:
         """Tell clients and the coordinator of a changed load that no output has told."""
-        load = self._load()
-        for client in sorted(self._live_clients):
-            if self._told_load.get(client, Load(0, 0)) != load:
-                stats_due = time.monotonic() >= self._next_stats_s.get(client, 0.0)
-                if stats_due:
-                    self._send({client: []})
-        if self._connection.has_coordinator and load != self._told_coordinator:
-            self._told_coordinator = load
+        if self._log_stats:
             now_s = time.monotonic()
-            self._to_coordinator(
-                scheduler_stats=self._stats.take(load, wave=self._waves.wave, now_s=now_s)
-            )
+            for client in sorted(self._live_clients):
+                is_due = now_s >= self._next_stats_s.get(client, 0.0)
+                if is_due and self._told_load.get(client, Load(0, 0)) != self._load:
+                    self._send({client: []})
+        if self._connection.has_coordinator:
+            self._tell_coordinator()
 
-    def _to_coordinator(
-        self, *, scheduler_stats: dict[str, object] | None = None, start_wave: int | None = None
-    ) -> None:
+    def _tell_coordinator(self) -> None:
+        if self._load == self._told_coordinator:
+            return
+        self._told_coordinator = self._load
         try:
             self._connection.send_to_coordinator(
-                timestamp=time.monotonic(), scheduler_stats=scheduler_stats, start_wave=start_wave
+                timestamp=time.monotonic(), scheduler_stats=self._stats.counts(self._load)
             )
         except (NotConnectedError, StalledPeerError) as error:
             logger.warning("the coordinator was not told: %s", error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from extkv.errors import ExtkvError, InvalidArgumentError, SchedulerError
+from extkv.errors import ExtkvError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,11 +77,7 @@ class UtilityMethods:
         del reset_connector
         if reset_running_requests:
             raise InvalidArgumentError("running requests cannot be reset by extkv")
-        try:
-            self._work.engine.scheduler.reset_prefix_cache()
-        except SchedulerError:
-            return False
-        return True
+        return self._work.reset_prefix_cache()
 
     def _pause(self, mode: str = "abort", clear_cache: bool = True) -> None:
         if mode not in PAUSE_MODES:

@@ -17,7 +17,7 @@ from extkv.serve.sampling import fit_sampling
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from extkv import _extkv
+    from extkv import protocol
     from extkv.engine.core import EngineCore
     from extkv.engine.llm import LLM
 
@@ -25,28 +25,45 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("extkv.serve")
 
+# Fields of a request that change what must be computed, and that this engine does not know.
+_UNSUPPORTED_FIELDS = (
+    "mm_features",
+    "pooling_params",
+    "lora_request",
+    "prompt_embeds",
+    "resumable",
+)
+
 
 class EngineWork:
     """Hold what clients have asked an engine for.
 
     Args:
         llm: The engine.
+        sends_events: Whether clients are told when requests were queued, scheduled and preempted.
 
     Attributes:
         engine: Its core.
         ended: News of requests that ended outside a step, by client; `take_ended` empties it.
+        num_cache_resets: How often the prefix cache was forgotten.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, *, sends_events: bool = True) -> None:
         self.engine: EngineCore = llm.engine
         self.ended: NewsByClient = {}
+        self.num_cache_resets = 0
+        self._sends_events = sends_events
+        config = llm.config
+        self._cached_block_size = config.block_size if config.enable_prefix_caching else None
         self._seed = llm.config.seed
         self._limits = ModelLimits(
-            vocab_size=llm.model.config.vocab_size, max_model_len=llm.config.max_model_len
+            vocab_size=llm.model.config.vocab_size,
+            max_model_len=llm.config.max_model_len,
+            compile_grammar=llm.grammars.compile,
         )
         self._by_request: dict[str, ServedSequence] = {}
         self._by_sequence: dict[int, ServedSequence] = {}
-        self._held: dict[str, _extkv.ServedRequest] = {}
+        self._held: dict[str, tuple[int, protocol.EngineCoreRequest]] = {}
         self._is_held = False
         self._is_frozen = False
         self._clears_cache = False
@@ -57,12 +74,9 @@ class EngineWork:
         return len(self._by_request) + len(self._held)
 
     @property
-    def num_running(self) -> int:
-        """Requests whose first step has begun."""
-        return sum(
-            served.sequence.metrics.first_scheduled_s is not None
-            for served in self._by_request.values()
-        )
+    def num_held(self) -> int:
+        """Requests held back by a pause."""
+        return len(self._held)
 
     @property
     def can_step(self) -> bool:
@@ -74,16 +88,17 @@ class EngineWork:
         """Whether new requests are held back."""
         return self._is_held
 
-    def add(self, request: _extkv.ServedRequest) -> None:
+    def add(self, client: int, request: protocol.EngineCoreRequest) -> None:
         """Take a request, or hold it back during a pause. What cannot work ends with an error."""
         if request.abort_immediately:
             return
-        if request.request_id in self._by_request or request.request_id in self._held:
-            self._end(request.client, request.request_id, FAILED, "the request id is in use")
+        request_id = request.request_id
+        if request_id in self._by_request or request_id in self._held:
+            self._end(client, request_id, FAILED, "the request id is in use")
         elif self._is_held:
-            self._held[request.request_id] = request
+            self._held[request_id] = (client, request)
         else:
-            self._start(request)
+            self._start(client, request)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop requests without a word: clients end their streams themselves."""
@@ -102,9 +117,9 @@ class EngineWork:
             if client in (None, served.client)
         ]
         mine += [
-            (request.client, request_id)
-            for request_id, request in self._held.items()
-            if client in (None, request.client)
+            (owner, request_id)
+            for request_id, (owner, _) in self._held.items()
+            if client in (None, owner)
         ]
         self.abort([request_id for _, request_id in mine])
         for owner, request_id in mine:
@@ -115,9 +130,7 @@ class EngineWork:
         ids = [
             request_id for request_id, served in self._by_request.items() if served.client == client
         ]
-        ids += [
-            request_id for request_id, request in self._held.items() if request.client == client
-        ]
+        ids += [request_id for request_id, (owner, _) in self._held.items() if owner == client]
         self.abort(ids)
         return len(ids)
 
@@ -163,30 +176,39 @@ class EngineWork:
         """Go on with everything that was held back."""
         self._is_held = self._is_frozen = self._clears_cache = False
         held, self._held = self._held, {}
-        for request in held.values():
-            self._start(request)
+        for client, request in held.values():
+            self._start(client, request)
 
-    def _start(self, request: _extkv.ServedRequest) -> None:
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False if requests hold blocks and may not be disturbed."""
         try:
-            served = self._sequence_of(request)
+            self.engine.scheduler.reset_prefix_cache()
+        except SchedulerError:
+            return False
+        self.num_cache_resets += 1
+        return True
+
+    def _start(self, client: int, request: protocol.EngineCoreRequest) -> None:
+        try:
+            served = self._sequence_of(client, request)
         except ExtkvError as error:
             # Older wires have no field for it, so this is where an operator finds it.
             logger.warning("request %s was refused: %s", request.request_id, error)
-            self._end(request.client, request.request_id, FAILED, str(error))
+            self._end(client, request.request_id, FAILED, str(error))
             return
         self._by_request[request.request_id] = served
         self._by_sequence[served.sequence.sequence_id] = served
 
-    def _sequence_of(self, request: _extkv.ServedRequest) -> ServedSequence:
-        if request.special_fields:
-            raise UnsupportedRequestError(
-                f"{', '.join(request.special_fields)} not supported by extkv"
-            )
-        prompt, wire = request.prompt_token_ids, request.sampling_params
-        if prompt is None or wire is None:
+    def _sequence_of(self, client: int, request: protocol.EngineCoreRequest) -> ServedSequence:
+        unsupported = [name for name in _UNSUPPORTED_FIELDS if _is_set(getattr(request, name))]
+        if unsupported:
+            raise UnsupportedRequestError(f"{', '.join(unsupported)} not supported by extkv")
+        token_ids, params = request.prompt_token_ids, request.sampling_params
+        if token_ids is None or params is None:
             raise UnsupportedRequestError("a request without tokens or sampling parameters")
+        prompt = token_ids.tolist()
         sampling = fit_sampling(
-            wire,
+            params.changed_fields(),
             self._limits,
             num_prompt_tokens=min(len(prompt), self._limits.max_model_len),
         )
@@ -198,7 +220,13 @@ class EngineWork:
             priority=request.priority,
             cache_salt=request.cache_salt,
         )
-        return ServedSequence(request.request_id, request.client, sequence)
+        return ServedSequence(
+            request.request_id,
+            client,
+            sequence,
+            cached_block_size=self._cached_block_size,
+            sends_events=self._sends_events,
+        )
 
     def _end(self, client: int, request_id: str, reason: int, error: str | None) -> None:
         news = RequestNews(request_id, finish_reason=reason, error=error)
@@ -206,9 +234,9 @@ class EngineWork:
 
     def _clear_cache_if_asked(self) -> None:
         if self._clears_cache:
-            self._clears_cache = False
-            try:
-                self.engine.scheduler.reset_prefix_cache()
-            except SchedulerError:
-                # A request came first; its blocks are its own.
-                self._clears_cache = True
+            # If a request came first, its blocks are its own: later.
+            self._clears_cache = not self.reset_prefix_cache()
+
+
+def _is_set(value: object) -> bool:
+    return value is not None and value is not False and value != []

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Protocol
 
+    from extkv import protocol
+
     class OutputNews(Protocol):
         """What is new about one request; `extkv.serve.outputs.RequestNews` has the fields."""
 
@@ -30,10 +32,12 @@ class RequestArrived:
     """A client sent a request.
 
     Attributes:
+        client: Which client.
         request: The request, with vLLM's field names.
     """
 
-    request: _extkv.ServedRequest
+    client: int
+    request: protocol.EngineCoreRequest
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,8 @@ class EngineConnection:
             ready_response: Fields of vLLM's `EngineCoreReadyResponse`.
 
         Raises:
-            MalformedMessageError: If a field is missing or of the wrong type.
+            MalformedMessageError: If a field is missing or of the wrong type, or the coordinator
+                goes away.
             TransportTimeoutError: If the coordinator does not answer.
             TransportClosedError: If it was called before.
         """
@@ -304,7 +309,7 @@ class EngineConnection:
 
 
 _KINDS: dict[str, Any] = {
-    "request": RequestArrived,
+    "request": lambda contents: RequestArrived(*contents),
     "abort": AbortArrived,
     "utility": lambda contents: CallArrived(*contents),
     "start_wave": lambda contents: WaveStarted(*contents),

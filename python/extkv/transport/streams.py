@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from extkv import protocol
 from extkv.errors import (
     EngineDeadError,
     MalformedMessageError,
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from extkv import _extkv
+    from extkv import _extkv, protocol
 
 # Longest wait without a look at signals.
 SLICE_S = 0.2
@@ -41,7 +40,8 @@ def take_output(item: tuple[str, Any]) -> protocol.EngineCoreOutput:
     """
     kind, contents = item
     if kind == "output":
-        return protocol.decode_outputs(contents, "0.33").outputs[0]
+        output: protocol.EngineCoreOutput = contents
+        return output
     if kind in ("finished", "aborted"):
         raise StreamEnded(kind)
     if kind == "engine_dead":

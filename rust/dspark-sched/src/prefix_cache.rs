@@ -10,7 +10,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{Error, Result, ensure};
-use crate::ids::{BlockId, NumBlocks, TokenId, saturating_u32};
+use crate::ids::{BlockId, NumBlocks, TokenId};
 
 /// What besides the tokens decides the content of a request's blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -83,6 +83,7 @@ pub(crate) struct PrefixCache {
     vacant: Vec<NodeId>,
     buckets: Buckets,
     node_of_block: Vec<Option<NodeId>>,
+    num_cached_blocks: u32,
 }
 
 impl PrefixCache {
@@ -92,6 +93,7 @@ impl PrefixCache {
             vacant: Vec::new(),
             buckets: Buckets::default(),
             node_of_block: vec![None; num_blocks.0 as usize],
+            num_cached_blocks: 0,
         }
     }
 
@@ -128,7 +130,7 @@ impl PrefixCache {
         };
         self.node_mut(id)?.block_ids.push(block);
         match self.node_of_block.get_mut(block.index()) {
-            Some(entry) => *entry = Some(id),
+            Some(entry) => self.num_cached_blocks += u32::from(entry.replace(id).is_none()),
             None => ensure(false, "a cached block is in the pool", block.0)?,
         }
         Ok(id)
@@ -140,6 +142,7 @@ impl PrefixCache {
             return Ok(());
         };
         self.node_of_block[block_id.index()] = None;
+        self.num_cached_blocks -= 1;
         self.node_mut(id)?.block_ids.retain(|&held| held != block_id);
         self.prune(id)
     }
@@ -225,6 +228,8 @@ impl PrefixCache {
         let num_cached = self.node_of_block.iter().flatten().count();
         let agree = num_cached == num_holding;
         ensure(agree, "every cached block is held by one node", 0_u32)?;
+        let agree = num_cached == self.num_cached_blocks as usize;
+        ensure(agree, "cached blocks are counted", self.num_cached_blocks)?;
         let num_bucketed: usize = self.buckets.values().map(Vec::len).sum();
         let agree = num_bucketed == self.live_nodes().count();
         ensure(agree, "buckets hold live nodes only", 0_u32)
@@ -250,6 +255,6 @@ impl PrefixCache {
 
     /// Blocks whose content can be found.
     pub(crate) fn num_cached_blocks(&self) -> NumBlocks {
-        NumBlocks(saturating_u32(self.node_of_block.iter().flatten().count()))
+        NumBlocks(self.num_cached_blocks)
     }
 }

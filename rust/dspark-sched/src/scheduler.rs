@@ -218,7 +218,7 @@ impl Scheduler {
         self.kv.pool()
     }
 
-    /// Counters and gauges. O(blocks).
+    /// Counters and gauges.
     #[must_use]
     pub fn stats(&self) -> SchedulerStats {
         SchedulerStats {

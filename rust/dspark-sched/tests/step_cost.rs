@@ -186,6 +186,33 @@ fn a_fit_recovers_a_known_cost() {
 }
 
 #[test]
+fn a_fit_comes_to_an_end_where_contexts_hardly_differ() {
+    let step = |requests: u32, len: Option<u32>, context: u64| {
+        let (tokens, drafting) = match len {
+            Some(len) => (requests * (1 + len), Drafting::Paid),
+            None => (requests, Drafting::Skipped),
+        };
+        let draft_us = if len.is_some() { 300.0 } else { 0.0 };
+        StepSample {
+            num_requests: requests,
+            num_tokens: tokens,
+            num_context_tokens: context,
+            drafting,
+            step_us: 1000.0 + 20.0 * f64::from(requests) + 30.0 * f64::from(tokens) + draft_us,
+            spread_us: 0.0,
+        }
+    };
+    let shapes = [4, 2, 1]
+        .into_iter()
+        .flat_map(|requests| [None, Some(0), Some(1), Some(3)].map(|len| (requests, len)));
+    let samples: Vec<_> =
+        shapes.zip(5000..).map(|((requests, len), context)| step(requests, len, context)).collect();
+    let (_, report) = fit_step_cost(&samples, Vec::new(), &QualityLimits::default()).unwrap();
+    // Before contexts were taken less their mean, the sweeps grew without bound.
+    assert!(report.worst_residual_ratio < 0.05, "{report:?}");
+}
+
+#[test]
 fn measured_steps_that_tell_nothing_are_refused() {
     let (_, samples) = samples(0.0);
     let limits = QualityLimits::default();

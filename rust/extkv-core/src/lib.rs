@@ -14,6 +14,8 @@
 pub mod driver;
 pub mod dtype;
 pub mod error;
+#[cfg(feature = "test-util")]
+pub mod fuzzing;
 pub mod kv;
 pub mod memory;
 pub mod protocol;

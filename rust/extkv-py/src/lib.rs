@@ -44,5 +44,5 @@ mod _extkv {
         reservation_blocks, size_from_trace,
     };
     #[pymodule_export]
-    use super::transport::{PyCall, PyEngineEnd, PyFrontEnd, PyServedRequest, PyStream};
+    use super::transport::{PyCall, PyEngineEnd, PyFrontEnd, PyStream};
 }

@@ -4,9 +4,7 @@ mod engine;
 mod frontend;
 mod limits;
 mod outputs;
-mod request;
 mod values;
 
 pub(crate) use engine::PyEngineEnd;
 pub(crate) use frontend::{PyCall, PyFrontEnd, PyStream};
-pub(crate) use request::PyServedRequest;

@@ -9,7 +9,13 @@ const NUM_BINS: usize = 256;
 /// Weight of the past when a drafting step follows another.
 const DENSITY_DECAY: f64 = 0.9;
 const RATIO_DECAY: f64 = 0.99;
+/// Accepted and predicted drafts that are assumed before any data.
 const RATIO_PRIOR: f64 = 64.0;
+/// Predicted drafts that the ratio lately, and the usual one, remember at most.
+const MEMORY: f64 = 256.0;
+const USUAL_MEMORY: f64 = 16_384.0;
+/// The same of the ratio lately when a probe begins: it must be able to say something new.
+const PROBE_MEMORY: f64 = 64.0;
 const MAX_RATIO: f64 = 2.0;
 
 /// How many drafts of a request have about which survival.
@@ -94,32 +100,47 @@ impl SurvivalDensity {
     }
 }
 
-/// Accepted drafts over predicted ones, slowly forgetting; 1 before any data.
+/// Accepted drafts over predicted ones: lately, and what was usual before; 1 before any data.
+///
+/// A model of confidences that is refitted takes over what the ratio had learnt, and until the ratio
+/// forgets it, both count. So lately is short. What was usual moves slowly, and shows while it differs
+/// that predictions are in flux.
 #[derive(Debug, Clone, Copy)]
 pub struct AcceptanceRatio {
+    lately: Sums,
+    usual: Sums,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sums {
     predicted: f64,
     accepted: f64,
 }
 
 impl Default for AcceptanceRatio {
     fn default() -> Self {
-        Self { predicted: RATIO_PRIOR, accepted: RATIO_PRIOR }
+        let prior = Sums { predicted: RATIO_PRIOR, accepted: RATIO_PRIOR };
+        Self { lately: prior, usual: prior }
     }
 }
 
 impl AcceptanceRatio {
-    /// The ratio, between 0 and 2.
+    /// The ratio lately, between 0 and 2.
     #[must_use]
     pub fn value(&self) -> f64 {
-        (self.accepted / self.predicted).clamp(0.0, MAX_RATIO)
+        self.lately.ratio()
+    }
+
+    /// The ratio that was usual, between 0 and 2.
+    #[must_use]
+    pub fn usual(&self) -> f64 {
+        self.usual.ratio()
     }
 
     /// Keeps the ratio, but as if it came from few drafts: what was learnt before a pause weighs no
     /// more than a probe.
     pub fn weaken(&mut self) {
-        let share = (RATIO_PRIOR / self.predicted).min(1.0);
-        self.predicted *= share;
-        self.accepted *= share;
+        self.lately.forget(PROBE_MEMORY);
     }
 
     /// Counts one step's verified drafts: the sum of their survivals, and how many were accepted.
@@ -127,9 +148,25 @@ impl AcceptanceRatio {
         if !(predicted.is_finite() && accepted.is_finite()) || predicted <= 0.0 {
             return;
         }
-        let prior = RATIO_PRIOR * (1.0 - RATIO_DECAY);
-        self.predicted = RATIO_DECAY * self.predicted + predicted + prior;
-        self.accepted = RATIO_DECAY * self.accepted + accepted + prior;
+        for (sums, memory) in [(&mut self.lately, MEMORY), (&mut self.usual, USUAL_MEMORY)] {
+            sums.forget(memory);
+            let prior = RATIO_PRIOR * (1.0 - RATIO_DECAY);
+            sums.predicted = RATIO_DECAY * sums.predicted + predicted + prior;
+            sums.accepted = RATIO_DECAY * sums.accepted + accepted + prior;
+        }
+    }
+}
+
+impl Sums {
+    fn ratio(&self) -> f64 {
+        (self.accepted / self.predicted).clamp(0.0, MAX_RATIO)
+    }
+
+    /// Lets the past weigh so many predicted drafts at most.
+    fn forget(&mut self, memory: f64) {
+        let share = (memory / self.predicted).min(1.0);
+        self.predicted *= share;
+        self.accepted *= share;
     }
 }
 

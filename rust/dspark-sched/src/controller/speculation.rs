@@ -280,7 +280,12 @@ impl SpeculationController {
         };
         let (pooled, expected) = self.density.best(load, &cost, limit);
         let was_open = self.gate.is_open();
-        let gate = self.gate.decide(expected.gain);
+        // While predictions are in flux the gate stays open as long as drafting would pay by what
+        // was usual: closed, next to nothing would be learnt.
+        let usual = PlanCost { acceptance_ratio: self.ratio.usual(), ..cost };
+        let in_flux = was_open && expected.gain <= 0.0;
+        let usual_gain = if in_flux { self.density.best(load, &usual, limit).1.gain } else { 0.0 };
+        let gate = self.gate.decide(expected.gain.max(usual_gain));
         self.stats.num_fallbacks += u64::from(was_open && !self.gate.is_open());
         self.stats.num_returns += u64::from(!was_open && self.gate.is_open());
         let (drafts, reason) = match gate {
@@ -305,7 +310,8 @@ impl SpeculationController {
             _ => {
                 let limits = Some(limits);
                 let past = DraftBatch { survival: &self.past, limits, load: *load };
-                let inputs = BudgetInputs { past, cost: &cost, limit, pooled, gate };
+                let learns = gate == GateState::Probe || usual_gain > 0.0;
+                let inputs = BudgetInputs { past, cost: &cost, limit, pooled, learns, gate };
                 budget(&mut self.planner, &self.settings, &inputs)?
             }
         };
@@ -347,6 +353,8 @@ struct BudgetInputs<'a> {
     limit: u32,
     /// The best number by what drafts were worth lately.
     pooled: u32,
+    /// Whether at least a draft of each request shall be verified, so that something is learnt.
+    learns: bool,
     gate: GateState,
 }
 
@@ -355,7 +363,7 @@ fn budget(
     settings: &ControllerSettings,
     inputs: &BudgetInputs<'_>,
 ) -> Result<u32, PlanError> {
-    let BudgetInputs { past, cost, limit, pooled, gate } = inputs;
+    let BudgetInputs { past, cost, limit, pooled, learns, gate } = inputs;
     let rule = BudgetRule {
         max_num_drafts: Some(*limit),
         min_predicted_gain: f64::NEG_INFINITY,
@@ -372,11 +380,11 @@ fn budget(
         0 => *pooled,
         snapshot => snapshot,
     };
-    Ok(match gate {
-        GateState::Probe => num_drafts.max(num_requests.min(*limit)),
+    let num_drafts = match gate {
         GateState::ExploreHalf => num_drafts.div_ceil(2),
         _ => num_drafts,
-    })
+    };
+    Ok(if *learns { num_drafts.max(num_requests.min(*limit)) } else { num_drafts })
 }
 
 /// A number of drafts, raised to what its tier computes anyway.

@@ -60,7 +60,11 @@ pub fn fit_step_cost(
     if num_drafting == 0 || num_drafting == samples.len() {
         return Err(CostError::DraftNotSeparable { num_drafting, num_samples: samples.len() });
     }
-    let mut parts = Parts::default();
+    let mut parts = Parts {
+        context_mean: mean_context(samples.iter()),
+        draft_context_mean: mean_context(samples.iter().filter(|sample| sample.drafts())),
+        ..Parts::default()
+    };
     let mean_us = samples.iter().map(|sample| sample.step_us).sum::<f64>() / samples.len() as f64;
     for _ in 0..MAX_NUM_SWEEPS {
         if parts.sweep(samples) <= TOLERANCE * mean_us {
@@ -93,26 +97,34 @@ fn check_sample(sample: &StepSample, limits: &QualityLimits) -> Result<(), CostE
     Ok(())
 }
 
+/// Slopes are of contexts less their mean: then each part's share is the best one given the others,
+/// and sweeps come closer whatever the contexts are.
 #[derive(Default)]
 struct Parts {
     token_us: BTreeMap<u32, f64>,
     request_us: BTreeMap<u32, f64>,
     draft_us: BTreeMap<u32, f64>,
     context_slope: f64,
+    context_mean: f64,
     draft_context_slope: f64,
+    draft_context_mean: f64,
 }
 
 impl Parts {
     fn explained(&self, sample: &StepSample) -> f64 {
         let at = |part: &BTreeMap<u32, f64>, key| part.get(&key).copied().unwrap_or(0.0);
-        let (draft_us, slope) = match sample.drafting {
-            Drafting::Paid => (at(&self.draft_us, sample.num_requests), self.draft_context_slope),
-            Drafting::Skipped => (0.0, 0.0),
+        let context = sample.num_context_tokens as f64;
+        let draft_us = match sample.drafting {
+            Drafting::Paid => {
+                let past_mean = context - self.draft_context_mean;
+                at(&self.draft_us, sample.num_requests) + self.draft_context_slope * past_mean
+            }
+            Drafting::Skipped => 0.0,
         };
         at(&self.token_us, sample.num_tokens)
             + at(&self.request_us, sample.num_requests)
             + draft_us
-            + (self.context_slope + slope) * sample.num_context_tokens as f64
+            + self.context_slope * (context - self.context_mean)
     }
 
     /// Lets each part take what the others leave; returns how far the parts over counts moved. θ
@@ -146,9 +158,8 @@ impl Parts {
     }
 
     fn slope_residual<'a>(&self, samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
-        let count = samples.clone().count() as f64;
         let context = |sample: &StepSample| sample.num_context_tokens as f64;
-        let middle = samples.clone().map(context).sum::<f64>() / count;
+        let middle = mean_context(samples.clone());
         let variance: f64 = samples.clone().map(|s| (context(s) - middle).powi(2)).sum();
         if variance == 0.0 {
             return 0.0;
@@ -167,19 +178,27 @@ impl Parts {
         let most = samples.iter().map(|sample| sample.num_context_tokens).max().unwrap_or(0);
         let line = |slope: f64| match most {
             0 => Vec::new(),
-            most => vec![Knot(0, 0.0), Knot(most, slope.max(0.0) * most as f64)],
+            most => vec![Knot(0, 0.0), Knot(most, slope * most as f64)],
         };
+        // A falling slope is noise: none. What the mean context takes is in the other parts.
+        let (slope, draft_slope) = (self.context_slope.max(0.0), self.draft_context_slope.max(0.0));
+        let bias_us = token_low + request_low - slope * self.context_mean;
         CostTable {
-            bias_us: (token_low + request_low).max(0.0),
+            bias_us: bias_us.max(0.0),
             request_us: knots(&self.request_us, request_low),
-            draft_us: knots(&self.draft_us, 0.0),
+            draft_us: knots(&self.draft_us, draft_slope * self.draft_context_mean),
             token_us: knots(&self.token_us, token_low),
-            context_us: line(self.context_slope),
-            draft_context_us: line(self.draft_context_slope),
+            context_us: line(slope),
+            draft_context_us: line(draft_slope),
             tiers,
             ..CostTable::default()
         }
     }
+}
+
+fn mean_context<'a>(samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
+    let count = samples.clone().count().max(1) as f64;
+    samples.map(|sample| sample.num_context_tokens as f64).sum::<f64>() / count
 }
 
 /// Adds to a part; returns the largest change.

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 #![allow(clippy::unwrap_used)]
 
+pub(crate) mod load;
+
 use dspark_sched::step_cost::{CostTable, Knot, StepCost};
 use dspark_sched::survival_history::SlotRow;
 use dspark_sched::{Generation, SlotId};

@@ -1,7 +1,7 @@
 //! Messages of the data-parallel coordinator: waves, loads and the notices of front ends.
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Elements, Part, Reader, Record, Source, Visible, Wire, Writer,
+    DecodeError, DecodeProblem, DecodeResult, Part, Reader, Record, Source, Visible, Wire, Writer,
 };
 
 /// The whole message that tells an engine or front end that its subscription works. It can come
@@ -107,21 +107,18 @@ const SCALE_ELASTIC_EP: &str = "SCALE_ELASTIC_EP";
 impl Wire for CoordinatorCommand {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let mut elements = reader.elements("an array, CoordinatorCommand")?;
-        if !elements.take() {
-            return Err(elements.missing("command"));
-        }
+        elements.require("command")?;
         let command = if reader.is_str() {
             let name = reader.str().map_err(|error| error.in_field("command"))?;
             if name != SCALE_ELASTIC_EP {
-                let found = name.chars().take(40).collect();
-                let enumeration = "coordinator command";
-                let unknown = DecodeProblem::UnknownMember { enumeration, found };
-                return Err(unknown.into());
+                let unknown = DecodeProblem::unknown_text("coordinator command", name);
+                return Err(DecodeError::from(unknown).in_field("command"));
             }
-            Self::ScaleElasticEp { num_engines: int_field(reader, &mut elements, "num_engines")? }
+            let num_engines = reader.field(&mut elements, "num_engines", i64::read)?;
+            Self::ScaleElasticEp { num_engines }
         } else {
             let exclude = Exclusion::read(reader).map_err(|error| error.in_field("exclude"))?;
-            Self::FirstRequest { exclude, wave: int_field(reader, &mut elements, "wave")? }
+            Self::FirstRequest { exclude, wave: reader.field(&mut elements, "wave", i64::read)? }
         };
         reader.skip_extra(&elements)?;
         Ok(command)
@@ -140,17 +137,6 @@ impl Wire for CoordinatorCommand {
             }
         }
     }
-}
-
-fn int_field(
-    reader: &mut Reader<'_>,
-    elements: &mut Elements,
-    name: &'static str,
-) -> DecodeResult<i64> {
-    if !elements.take() {
-        return Err(elements.missing(name));
-    }
-    i64::read(reader).map_err(|error| error.in_field(name))
 }
 
 impl Visible for Exclusion {

@@ -31,11 +31,7 @@ impl HandshakeStatus {
         match text {
             "HELLO" => Ok(Self::Hello),
             "READY" => Ok(Self::Ready),
-            _ => Err(DecodeProblem::UnknownMember {
-                enumeration: "handshake status",
-                found: text.chars().take(40).collect(),
-            }
-            .into()),
+            _ => Err(DecodeProblem::unknown_text("handshake status", text).into()),
         }
     }
 }

@@ -63,15 +63,9 @@ impl LogprobsSpans {
     /// Reads the arrays, and whether running counts come with them.
     pub(crate) fn read(reader: &mut Reader<'_>) -> DecodeResult<(Self, bool)> {
         let mut elements = reader.elements("an array, LogprobsLists")?;
-        let mut span = |reader: &mut Reader<'_>, field| {
-            if !elements.take() {
-                return Err(elements.missing(field));
-            }
-            ArraySpan::read(reader).map_err(|error| error.in_field(field))
-        };
-        let token_ids = span(reader, "logprob_token_ids")?;
-        let logprobs = span(reader, "logprobs")?;
-        let ranks = span(reader, "sampled_token_ranks")?;
+        let token_ids = reader.field(&mut elements, "logprob_token_ids", ArraySpan::read)?;
+        let logprobs = reader.field(&mut elements, "logprobs", ArraySpan::read)?;
+        let ranks = reader.field(&mut elements, "sampled_token_ranks", ArraySpan::read)?;
         let has_counts = elements.take() && !reader.take_nil();
         if has_counts {
             Vec::<i64>::read(reader).map_err(|error| error.in_field("cu_num_generated_tokens"))?;

@@ -1,7 +1,8 @@
 //! Multimodal inputs of a request: tensors by name, and where they go in the prompt.
 
 use super::codec::{
-    DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer, read_items,
+    DecodeError, DecodeProblem, DecodeResult, Map, Part, Reader, Source, Visible, Wire, Writer,
+    read_items,
 };
 use super::tensor::TorchTensor;
 
@@ -147,24 +148,17 @@ impl Default for MultiModalField {
 impl Wire for MultiModalField {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let mut elements = reader.elements("an array, [field name, arguments]")?;
-        if !elements.take() {
-            return Err(elements.missing("name"));
-        }
-        let name = reader.str().map_err(|error| error.in_field("name"))?;
-        if !elements.take() {
-            return Err(elements.missing("arguments"));
-        }
-        let field = match name {
-            "batched" => BatchedField::read(reader).map(Self::Batched),
-            "shared" => SharedField::read(reader).map(Self::Shared),
-            "flat" => FlatField::read(reader).map(Self::Flat),
-            _ => Err(DecodeProblem::UnknownMember {
-                enumeration: "multimodal field",
-                found: name.chars().take(40).collect(),
+        let name = reader.field(&mut elements, "name", Reader::str)?;
+        let read: fn(&mut Reader<'_>) -> DecodeResult<Self> = match name {
+            "batched" => |reader| BatchedField::read(reader).map(Self::Batched),
+            "shared" => |reader| SharedField::read(reader).map(Self::Shared),
+            "flat" => |reader| FlatField::read(reader).map(Self::Flat),
+            _ => {
+                let unknown = DecodeProblem::unknown_text("multimodal field", name);
+                return Err(DecodeError::from(unknown).in_field("name"));
             }
-            .into()),
         };
-        let field = field.map_err(|error| error.in_field("arguments"))?;
+        let field = reader.field(&mut elements, "arguments", read)?;
         reader.skip_extra(&elements)?;
         Ok(field)
     }

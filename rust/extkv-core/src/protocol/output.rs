@@ -98,18 +98,19 @@ wire_map! {
 }
 
 wire_array! {
-    /// What is new about one request.
+    /// What is new about one request. What few outputs have is boxed, so that a batch of small ones
+    /// takes little memory.
     pub struct EngineCoreOutput {
         /// The request.
         request_id: String [required];
         /// New tokens; more than one with speculative decoding, none for failures.
         new_token_ids: Vec<u32> [required];
         /// Their log-probabilities.
-        new_logprobs: Option<LogprobsLists> [or None];
+        new_logprobs: Option<Box<LogprobsLists>> [or None];
         /// Log-probabilities of the prompt.
-        new_prompt_logprobs_tensors: Option<LogprobsTensors> [or None];
+        new_prompt_logprobs_tensors: Option<Box<LogprobsTensors>> [or None];
         /// Result of a pooling request.
-        pooling_output: Option<TorchTensor> [or None];
+        pooling_output: Option<Box<TorchTensor>> [or None];
         /// Why the request ended, if it did.
         finish_reason: Option<FinishReason> [or None];
         /// What stopped it.
@@ -117,52 +118,77 @@ wire_array! {
         /// What happened to it.
         events: Option<Vec<EngineCoreEvent>> [or None];
         /// Where its KV data can be fetched, a map.
-        kv_transfer_params: Option<Untyped> [or None];
+        kv_transfer_params: Option<Box<Untyped>> [or None];
         /// Where its encoder data can be fetched, a map.
-        ec_transfer_params: Option<Untyped> [or None, since V0_26];
+        ec_transfer_params: Option<Box<Untyped>> [or None, since V0_26];
         /// Headers of distributed tracing.
         trace_headers: Option<Map<String, String>> [or None];
         /// Where its prompt's tokens came from.
-        prefill_stats: Option<PrefillStats> [or None];
+        prefill_stats: Option<Box<PrefillStats>> [or None];
         /// Experts that each token went to.
-        routed_experts: Option<NumpyArray> [or None];
+        routed_experts: Option<Box<NumpyArray>> [or None];
         /// NaN values among the logits.
         num_nans_in_logits: i64 [or 0];
         /// Inputs that the front end thought cached and the engine has not: send them again.
         mm_cache_miss_hashes: Option<Vec<String>> [or None, since V0_32];
         /// Which tokens could be sampled.
-        new_sampling_mask: Option<SamplingMaskLists> [or None, since V0_32];
+        new_sampling_mask: Option<Box<SamplingMaskLists>> [or None, since V0_32];
         /// Drafts of the request.
-        spec_decode_metrics: Option<RequestSpecDecodeMetrics> [or None, since V0_32];
+        spec_decode_metrics: Option<Box<RequestSpecDecodeMetrics>> [or None, since V0_32];
         /// Log-probabilities of chosen tokens at prompt positions.
-        prompt_token_id_logprobs: Option<TorchTensor> [or None, since V0_32];
+        prompt_token_id_logprobs: Option<Box<TorchTensor>> [or None, since V0_32];
         /// Why it failed.
-        error: Option<RequestError> [or None, since V0_33];
+        error: Option<Box<RequestError>> [or None, since V0_33];
     }
 }
 
-wire_array! {
+/// A message of an engine, given the form of its outputs.
+macro_rules! wire_outputs {
+    ($(#[$meta:meta])* pub struct $Name:ident of $Outputs:ty;) => {
+        wire_array! {
+            $(#[$meta])*
+            pub struct $Name {
+                /// The engine.
+                engine_index: i64 [or 0];
+                /// News by request.
+                outputs: $Outputs [or Default::default()];
+                /// State of the scheduler. A message may hold nothing else.
+                scheduler_stats: Option<Box<SchedulerStats>> [or None];
+                /// When it was sent, on the engine's monotonic clock; 0 if the engine did not say.
+                timestamp: f64 [or 0.0];
+                /// Result of a call.
+                utility_output: Option<UtilityOutput> [or None];
+                /// Requests that ended, for balancing load.
+                finished_requests: Option<BTreeSet<String>> [or None];
+                /// The wave that ended; 0 is a wave.
+                wave_complete: Option<i64> [or None];
+                /// The wave that a late request asks for.
+                start_wave: Option<i64> [or None];
+                /// Version of the weights.
+                weight_version: Option<String> [or None, since V0_32];
+            }
+        }
+
+        impl $Name {
+            /// What the message is about.
+            #[must_use]
+            pub fn kind(&self) -> OutputsKind {
+                if self.utility_output.is_some() {
+                    OutputsKind::UtilityResult
+                } else if self.wave_complete.is_some() || self.start_wave.is_some() {
+                    OutputsKind::DpControl
+                } else {
+                    OutputsKind::RequestBatch
+                }
+            }
+        }
+    };
+}
+pub(crate) use wire_outputs;
+
+wire_outputs! {
     /// One message of an engine.
-    pub struct EngineCoreOutputs {
-        /// The engine.
-        engine_index: i64 [or 0];
-        /// News by request.
-        outputs: Vec<EngineCoreOutput> [or Vec::new()];
-        /// State of the scheduler. A message may hold nothing else.
-        scheduler_stats: Option<Box<SchedulerStats>> [or None];
-        /// When it was sent, on the engine's monotonic clock; 0 if the engine did not say.
-        timestamp: f64 [or 0.0];
-        /// Result of a call.
-        utility_output: Option<UtilityOutput> [or None];
-        /// Requests that ended, for balancing load.
-        finished_requests: Option<BTreeSet<String>> [or None];
-        /// The wave that ended; 0 is a wave.
-        wave_complete: Option<i64> [or None];
-        /// The wave that a late request asks for.
-        start_wave: Option<i64> [or None];
-        /// Version of the weights.
-        weight_version: Option<String> [or None, since V0_32];
-    }
+    pub struct EngineCoreOutputs of Vec<EngineCoreOutput>;
 }
 
 /// What a message is about.
@@ -177,15 +203,6 @@ pub enum OutputsKind {
 }
 
 impl EngineCoreOutputs {
-    /// What the message is about.
-    #[must_use]
-    pub fn kind(&self) -> OutputsKind {
-        kind_of(
-            self.utility_output.is_some(),
-            self.wave_complete.is_some() || self.start_wave.is_some(),
-        )
-    }
-
     /// The same message with its outputs as columns.
     ///
     /// # Errors
@@ -196,14 +213,6 @@ impl EngineCoreOutputs {
         let frames = encode(self, Profile::V0_33)
             .map_err(|_| DecodeProblem::Invalid { rule: "the message is too long" })?;
         decode(&frames, Profile::V0_33).map(|decoded| decoded.message)
-    }
-}
-
-pub(crate) fn kind_of(has_utility_output: bool, has_wave: bool) -> OutputsKind {
-    match (has_utility_output, has_wave) {
-        (true, _) => OutputsKind::UtilityResult,
-        (false, true) => OutputsKind::DpControl,
-        (false, false) => OutputsKind::RequestBatch,
     }
 }
 

@@ -14,7 +14,7 @@ use super::codec::{
     DecodeProblem, DecodeResult, Elements, Part, Reader, Source, Visible, Wire, Writer,
 };
 use super::logprobs::LogprobsSpans;
-use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputsKind, kind_of};
+use super::output::{EngineCoreOutput, EngineCoreOutputs, FinishReason, OutputsKind, wire_outputs};
 use super::output_rows::PlainTail;
 use super::profile::Profile;
 use super::stats::SchedulerStats;
@@ -41,41 +41,12 @@ pub struct OutputColumns {
     detailed: Vec<u32>,
 }
 
-wire_array! {
-    /// One message of an engine, its outputs as columns. The fields are those of
-    /// [`EngineCoreOutputs`].
-    pub struct ColumnarOutputs {
-        /// The engine.
-        engine_index: i64 [or 0];
-        /// News by request.
-        outputs: OutputColumns [or OutputColumns::default()];
-        /// State of the scheduler.
-        scheduler_stats: Option<Box<SchedulerStats>> [or None];
-        /// When it was sent.
-        timestamp: f64 [or 0.0];
-        /// Result of a call.
-        utility_output: Option<UtilityOutput> [or None];
-        /// Requests that ended.
-        finished_requests: Option<BTreeSet<String>> [or None];
-        /// The wave that ended.
-        wave_complete: Option<i64> [or None];
-        /// The wave that a late request asks for.
-        start_wave: Option<i64> [or None];
-        /// Version of the weights.
-        weight_version: Option<String> [or None, since V0_32];
-    }
+wire_outputs! {
+    /// One message of an engine, its outputs as columns.
+    pub struct ColumnarOutputs of OutputColumns;
 }
 
 impl ColumnarOutputs {
-    /// What the message is about.
-    #[must_use]
-    pub fn kind(&self) -> OutputsKind {
-        kind_of(
-            self.utility_output.is_some(),
-            self.wave_complete.is_some() || self.start_wave.is_some(),
-        )
-    }
-
     /// The same message with its outputs one by one.
     ///
     /// # Errors
@@ -219,14 +190,8 @@ impl OutputColumns {
         let index = position_of(self.starts.len())?;
         self.starts.push(position(reader)?);
         let mut elements = reader.elements("an array, EngineCoreOutput")?;
-        if !elements.take() {
-            return Err(elements.missing("request_id"));
-        }
-        self.read_request_id(reader).map_err(|error| error.in_field("request_id"))?;
-        if !elements.take() {
-            return Err(elements.missing("new_token_ids"));
-        }
-        self.read_token_ids(reader).map_err(|error| error.in_field("new_token_ids"))?;
+        reader.field(&mut elements, "request_id", |reader| self.read_request_id(reader))?;
+        reader.field(&mut elements, "new_token_ids", |reader| self.read_token_ids(reader))?;
         let mut is_plain = true;
         if elements.take() && !reader.take_nil() {
             let (spans, has_counts) =

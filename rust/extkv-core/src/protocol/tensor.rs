@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use thiserror::Error as ThisError;
 
 use super::codec::{
-    ArrayPart, DecodeProblem, DecodeResult, Elements, INLINE_BELOW_BYTES, Part, Reader, Source,
-    Visible, Wire, Writer, check_extension,
+    ArrayPart, DecodeProblem, DecodeResult, INLINE_BELOW_BYTES, Part, Reader, Source, Visible,
+    Wire, Writer, check_extension, shortened,
 };
 
 pub use dtype::{NumpyDtype, TorchDtype, WireDtype};
@@ -135,12 +135,9 @@ pub struct ArraySpan<D> {
 impl<D: WireDtype> ArraySpan<D> {
     pub(crate) fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let mut elements = reader.elements("an array, [dtype, shape, data]")?;
-        require(&mut elements, "dtype")?;
-        let dtype = read_dtype(reader).map_err(|error| error.in_field("dtype"))?;
-        require(&mut elements, "shape")?;
-        let shape = read_shape(reader).map_err(|error| error.in_field("shape"))?;
-        require(&mut elements, "data")?;
-        let (frame, start, end) = read_data(reader).map_err(|error| error.in_field("data"))?;
+        let dtype = reader.field(&mut elements, "dtype", read_dtype)?;
+        let shape = reader.field(&mut elements, "shape", read_shape)?;
+        let (frame, start, end) = reader.field(&mut elements, "data", read_data)?;
         reader.skip_extra(&elements)?;
         let span = Self { dtype, shape, frame, start, end };
         match size_bytes(dtype, &span.shape) {
@@ -185,10 +182,6 @@ impl<D: WireDtype> ArraySpan<D> {
     }
 }
 
-fn require(elements: &mut Elements, field: &'static str) -> DecodeResult<()> {
-    if elements.take() { Ok(()) } else { Err(elements.missing(field)) }
-}
-
 fn read_dtype<D: WireDtype>(reader: &mut Reader<'_>) -> DecodeResult<D> {
     let packed = reader.peek_bytes(4).and_then(|bytes| bytes.first_chunk::<4>());
     if let Some(dtype) = packed.and_then(|packed| D::from_packed(*packed)) {
@@ -196,8 +189,7 @@ fn read_dtype<D: WireDtype>(reader: &mut Reader<'_>) -> DecodeResult<D> {
         return Ok(dtype);
     }
     let name = reader.str()?;
-    D::from_name(name)
-        .ok_or_else(|| DecodeProblem::UnknownDtype { name: name.chars().take(40).collect() }.into())
+    D::from_name(name).ok_or_else(|| DecodeProblem::UnknownDtype { name: shortened(name) }.into())
 }
 
 fn read_shape(reader: &mut Reader<'_>) -> DecodeResult<Shape> {

@@ -78,14 +78,8 @@ pub struct UtilityResult {
 impl Wire for UtilityResult {
     fn read(reader: &mut Reader<'_>) -> DecodeResult<Self> {
         let mut elements = reader.elements("an array, [type information, value]")?;
-        if !elements.take() {
-            return Err(elements.missing("type_info"));
-        }
-        reader.check().map_err(|error| error.in_field("type_info"))?;
-        if !elements.take() {
-            return Err(elements.missing("value"));
-        }
-        let value = Untyped::read(reader).map_err(|error| error.in_field("value"))?;
+        reader.field(&mut elements, "type_info", Reader::check)?;
+        let value = reader.field(&mut elements, "value", Untyped::read)?;
         reader.skip_extra(&elements)?;
         Ok(Self { value })
     }

@@ -35,7 +35,7 @@ pub(super) struct EngineShared {
     pub(super) engine_index: u16,
     pub(super) profile: Profile,
     pub(super) inbox: Inbox<EngineInput>,
-    pub(super) coordinator_ready: Slot<()>,
+    pub(super) coordinator_ready: Slot<Result<(), String>>,
     outputs: OnceLock<Vec<Arc<Link>>>,
     lost_clients: Mutex<Vec<usize>>,
     is_refusing: AtomicBool,
@@ -184,7 +184,8 @@ impl EngineEnd {
     /// # Errors
     ///
     /// [`TransportError::Address`] for an address from INIT, [`TransportError::TimedOut`] if the
-    /// coordinator does not answer, [`TransportError::Closed`] if it was called before.
+    /// coordinator does not answer, [`TransportError::Malformed`] if it goes away before that,
+    /// [`TransportError::Closed`] if it was called before.
     pub fn start(&self, ready: &EngineCoreReadyResponse) -> TransportResult<()> {
         let (handshake, link) = self.handshake.lock().take().ok_or(TransportError::Closed)?;
         let response = frames_of("the ready response", ready, self.options.profile)?;
@@ -230,7 +231,8 @@ impl EngineEnd {
             self.shared
                 .coordinator_ready
                 .wait(limit)
-                .ok_or_else(|| timed_out("READY from the coordinator", limit))?;
+                .ok_or_else(|| timed_out("READY from the coordinator", limit))?
+                .map_err(|reason| TransportError::Malformed { what: "the coordinator", reason })?;
         }
         Ok(())
     }

@@ -184,7 +184,7 @@ impl CoordinatorHandler {
             && only == crate::protocol::coordinator::READY_MARKER
         {
             // It can come again, when engines are added.
-            self.shared.coordinator_ready.put(());
+            self.shared.coordinator_ready.put(Ok(()));
             return Ok(None);
         }
         let (kind, payload) =
@@ -214,6 +214,8 @@ impl Handler for CoordinatorHandler {
 
     fn lost(&self, _link: &Arc<Link>, reason: &str) {
         if self.tells_loss {
+            // Nobody need wait for its marker any more.
+            self.shared.coordinator_ready.put(Err(format!("it is gone: {reason}")));
             let input = EngineInput::CoordinatorLost { reason: reason.to_owned() };
             self.shared.inbox.push(input, 0);
         }

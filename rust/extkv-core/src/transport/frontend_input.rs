@@ -206,11 +206,12 @@ fn num_bytes_of(output: &EngineCoreOutput) -> usize {
         .new_logprobs
         .iter()
         .flat_map(|lists| [&lists.logprob_token_ids, &lists.logprobs, &lists.sampled_token_ranks]);
-    let arrays = lists.chain(&output.routed_experts).map(|array| array.data().len());
+    let arrays = lists.chain(output.routed_experts.as_deref()).map(|array| array.data().len());
     let prompt = output.new_prompt_logprobs_tensors.iter().flat_map(|tensors| {
         [&tensors.logprob_token_ids, &tensors.logprobs, &tensors.selected_token_ranks]
     });
-    let others = [&output.pooling_output, &output.prompt_token_id_logprobs].into_iter().flatten();
+    let others = [&output.pooling_output, &output.prompt_token_id_logprobs];
+    let others = others.into_iter().filter_map(Option::as_deref);
     let tensors = prompt.chain(others).map(|tensor| tensor.data().len());
     let num_token_bytes = output.new_token_ids.len() * size_of::<u32>();
     size_of::<EngineCoreOutput>() + num_token_bytes + arrays.chain(tensors).sum::<usize>()

@@ -23,13 +23,15 @@ mod front_state;
 mod frontend;
 mod frontend_input;
 mod frontend_options;
+#[cfg(feature = "test-util")]
+pub(crate) mod fuzzing;
 mod gate;
 mod inbox;
 mod io;
 mod mailbox;
 mod notifier;
 mod outbox;
-mod peek;
+pub(crate) mod peek;
 mod registry;
 mod replies;
 mod slot;

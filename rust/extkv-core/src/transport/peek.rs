@@ -5,14 +5,14 @@ use bytes::Bytes;
 use crate::protocol::{Profile, Reader};
 
 /// Request id of a request that may be malformed after it.
-pub(super) fn request_id(frames: &[Bytes]) -> Option<String> {
+pub(crate) fn request_id(frames: &[Bytes]) -> Option<String> {
     let mut reader = Reader::new(frames, Profile::default()).ok()?;
     let mut elements = reader.elements("a request").ok()?;
     elements.take().then(|| reader.str().ok().map(str::to_owned)).flatten()
 }
 
 /// Client index and call id of a call that may be malformed after them.
-pub(super) fn call_id(frames: &[Bytes]) -> Option<i128> {
+pub(crate) fn call_id(frames: &[Bytes]) -> Option<i128> {
     let mut reader = Reader::new(frames, Profile::default()).ok()?;
     let mut elements = reader.elements("a call").ok()?;
     (elements.take() && reader.int().is_ok() && elements.take())
@@ -21,7 +21,7 @@ pub(super) fn call_id(frames: &[Bytes]) -> Option<i128> {
 }
 
 /// Engine index of a batch of outputs that may be malformed after it.
-pub(super) fn engine_index(frames: &[Bytes]) -> Option<usize> {
+pub(crate) fn engine_index(frames: &[Bytes]) -> Option<usize> {
     let mut reader = Reader::new(frames, Profile::default()).ok()?;
     let mut elements = reader.elements("outputs").ok()?;
     if !elements.take() {

@@ -45,7 +45,7 @@ fn batch_of(
     let output = EngineCoreOutput {
         request_id: request_id.to_owned(),
         finish_reason: Some(reason),
-        error,
+        error: error.map(Box::new),
         ..EngineCoreOutput::default()
     };
     let batch = EngineCoreOutputs {

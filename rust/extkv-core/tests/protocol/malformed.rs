@@ -4,7 +4,7 @@ use bytes::Bytes;
 use extkv_core::protocol::{
     AbortRequests, ColumnarOutputs, CoordinatorCommand, DecodeProblem, EngineCoreOutputs,
     EngineCoreReadyResponse, EngineCoreRequest, HandshakeMessage, Profile, RequestType,
-    StartDpWave, Untyped, UtilityCall, decode,
+    StartDpWave, Untyped, UntypedError, UtilityCall, decode,
 };
 use rmpv::Value;
 
@@ -229,7 +229,11 @@ fn rejects_unknown_handshake_status() {
 #[test]
 fn rejects_unknown_coordinator_command() {
     let value = list(["STOP".into(), 1.into()]);
-    assert_refused::<CoordinatorCommand>(&value, "", &unknown("coordinator command", "STOP"));
+    assert_refused::<CoordinatorCommand>(
+        &value,
+        "command",
+        &unknown("coordinator command", "STOP"),
+    );
 }
 
 #[test]
@@ -383,6 +387,42 @@ fn rejects_keys_that_python_cannot_hash() {
     let call = list([0.into(), 1.into(), "f".into(), Value::Map(vec![(map([]), 1.into())])]);
     let expected = "a str, a number, a bool, bytes or nil as key";
     assert_refused::<UtilityCall>(&call, "args", &wrong_type(expected, "a map"));
+}
+
+#[test]
+fn rejects_trees_that_cannot_be_sent() {
+    let cases = [
+        (Value::Ext(1, vec![0]), DecodeProblem::Pickled { code: 1 }),
+        (Value::Ext(9, vec![0]), DecodeProblem::UnknownExtension { code: 9 }),
+    ];
+    for (value, problem) in cases {
+        let tree = list([NIL, map([("a", value)])]);
+        let UntypedError::Refused { source } = Untyped::from_value(&tree).unwrap_err();
+        assert_eq!((source.path().as_str(), source.problem()), ("[1][0]", &problem));
+    }
+}
+
+#[test]
+fn rejects_unknown_multimodal_fields() {
+    let field = list(["ragged".into(), map([])]);
+    let part = map([("data", NIL), ("field", field)]);
+    let feature = map([("data", map([("x", part)]))]);
+    assert_refused::<EngineCoreRequest>(
+        &request_with(2, list([feature])),
+        "mm_features[0].data[\"x\"].field.name",
+        &unknown("multimodal field", "ragged"),
+    );
+}
+
+#[test]
+fn rejects_malformed_values_in_what_is_passed_over() {
+    let mut frame = pack(&batch_with(13, 0.into())).to_vec();
+    frame[0] = 0x9a;
+    frame.extend(b"\x92\x01\xc1");
+    let error = read_frames::<EngineCoreOutputs>(&[frame.clone().into()]).unwrap_err();
+    let problem = wrong_type("a value", "the reserved byte c1");
+    assert_eq!((error.path().as_str(), error.problem()), ("[9][1]", &problem));
+    assert_eq!(read_frames::<ColumnarOutputs>(&[frame.into()]).unwrap_err(), error);
 }
 
 #[test]

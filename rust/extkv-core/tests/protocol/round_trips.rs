@@ -88,8 +88,10 @@ prop_compose! {
     ) -> EngineCoreOutput {
         let kv_transfer_params = kv_transfer_params.filter(|value| !value.is_nil());
         EngineCoreOutput {
-            request_id, new_token_ids, new_logprobs, finish_reason, stop_reason,
-            num_nans_in_logits, pooling_output, kv_transfer_params,
+            request_id, new_token_ids, finish_reason, stop_reason, num_nans_in_logits,
+            new_logprobs: new_logprobs.map(Box::new),
+            pooling_output: pooling_output.map(Box::new),
+            kv_transfer_params: kv_transfer_params.map(Box::new),
             ..EngineCoreOutput::default()
         }
     }
@@ -302,7 +304,7 @@ fn arrays_of_different_width_do_not_stack() {
         ..LogprobsLists::default()
     };
     let one = |columns| EngineCoreOutput {
-        new_logprobs: Some(lists(columns)),
+        new_logprobs: Some(Box::new(lists(columns))),
         ..EngineCoreOutput::default()
     };
     let message =

@@ -28,6 +28,11 @@ impl PyEngineCoreOutput {
         Self(State::InBatch { batch, index })
     }
 
+    /// An output that was read already.
+    pub(crate) fn alone(output: Box<EngineCoreOutput>) -> Self {
+        Self(State::Alone(output))
+    }
+
     /// The output, read from its batch.
     pub(super) fn record(&self) -> Option<EngineCoreOutput> {
         match &self.0 {
@@ -77,7 +82,7 @@ macro_rules! output_class {
                 let keywords = keywords.cloned().unwrap_or_else(|| PyDict::new(py));
                 check_keywords(&EngineCoreOutput::default(), &keywords)?;
                 let built = EngineCoreOutput::from_source(&PySource::arguments(keywords));
-                Ok(Self(State::Alone(Box::new(built.map_err(BindingError::Message)?))))
+                Ok(Self::alone(Box::new(built.map_err(BindingError::Message)?)))
             }
 
             #[getter]

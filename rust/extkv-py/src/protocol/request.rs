@@ -1,6 +1,8 @@
 //! `EngineCoreRequest` and `SamplingParams`: native, each field made when it is asked for.
 
-use extkv_core::protocol::{EngineCoreRequest, SamplingParams, Visible, decode, encode_parts};
+use extkv_core::protocol::{
+    EngineCoreRequest, Profile, SamplingParams, Untyped, Visible, decode, encode, encode_parts,
+};
 use pyo3::prelude::*;
 use pyo3::pyclass::CompareOp;
 use pyo3::types::{PyDict, PyList};
@@ -9,7 +11,7 @@ use super::frames::Frames;
 use super::part::ToPython;
 use super::record::{check_keywords, equality, text_of};
 use super::source::PySource;
-use super::{SkippedCounts, counts, profile_of, to_frames};
+use super::{SkippedCounts, counts, profile_of, to_frames, untyped};
 use crate::error::{BindingError, BindingResult};
 
 macro_rules! record_class {
@@ -84,6 +86,14 @@ record_class! {
             let record = Self::built(keywords, py)?.filled_in();
             Ok(Self { record, frames: Frames::default() })
         }
+
+        /// Fields that do not have their default, as they are on the wire, by name.
+        fn changed_fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+            let frames = encode(&self.record, Profile::V0_33).map_err(BindingError::from)?;
+            let message = frames.into_iter().next().unwrap_or_default();
+            let value = Untyped::from_msgpack(message).map_err(BindingError::Message)?;
+            untyped::to_python(py, &value)
+        }
     }
 }
 
@@ -91,6 +101,13 @@ impl PySamplingParams {
     /// The parameters.
     pub(super) fn record(&self) -> &SamplingParams {
         &self.record
+    }
+}
+
+impl PyEngineCoreRequest {
+    /// A request that was read already.
+    pub(crate) fn received(record: EngineCoreRequest) -> Self {
+        Self { record, frames: Frames::default(), skipped: (0, 0) }
     }
 }
 

@@ -13,10 +13,9 @@ use pyo3::types::PyTuple;
 
 use super::limits::{Seconds, socket_limits};
 use super::outputs::News;
-use super::request::PyServedRequest;
 use super::values::{from_python, msgpack, to_python, value_to_python};
 use crate::error::{BindingError, BindingResult};
-use crate::protocol::profile_of;
+use crate::protocol::{PyEngineCoreRequest, profile_of};
 
 /// An engine's connections to its front ends and to the coordinator.
 #[pyclass(frozen, name = "EngineEnd", module = "extkv._extkv")]
@@ -236,7 +235,8 @@ pub(super) fn untyped(value: &Bound<'_, PyAny>) -> PyResult<Untyped> {
 fn input_to_python(py: Python<'_>, input: EngineInput) -> PyResult<Bound<'_, PyAny>> {
     let tuple = match input {
         EngineInput::Request { client, request } => {
-            ("request", PyServedRequest::new(client, request)).into_pyobject(py)
+            let request = PyEngineCoreRequest::received(*request);
+            ("request", (client, request)).into_pyobject(py)
         }
         EngineInput::Abort { request_ids } => ("abort", request_ids).into_pyobject(py),
         EngineInput::Utility { client, call } => {

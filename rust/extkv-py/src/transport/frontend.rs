@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use extkv_core::protocol::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Profile, decode, encode,
-};
+use extkv_core::protocol::{EngineCoreRequest, decode};
 use extkv_core::transport::{
     Call, CallOutcome, CoordinatorAddresses, EngineStatus, FrontEnd, FrontEndOptions, Stream,
     StreamEnd, StreamItem, TransportError,
@@ -17,7 +15,7 @@ use super::engine::untyped;
 use super::limits::{Seconds, socket_limits};
 use super::values::{frames_to_python, value_to_python};
 use crate::error::{BindingError, BindingResult};
-use crate::protocol::{Frames, profile_of};
+use crate::protocol::{Frames, PyEngineCoreOutput, profile_of};
 
 /// A front end's sockets.
 #[pyclass(frozen, name = "FrontEnd", module = "extkv._extkv")]
@@ -250,8 +248,8 @@ impl PyCall {
 /// Kind and contents, as `extkv.transport.streams` names them.
 fn item_to_python(py: Python<'_>, item: StreamItem) -> PyResult<Bound<'_, PyAny>> {
     let tuple = match item {
-        StreamItem::Output { output, timestamp, engine } => {
-            ("output", frames_of_output(py, *output, timestamp, engine)?).into_pyobject(py)
+        StreamItem::Output { output, .. } => {
+            ("output", PyEngineCoreOutput::alone(output)).into_pyobject(py)
         }
         StreamItem::End(StreamEnd::Finished) => ("finished", ()).into_pyobject(py),
         StreamItem::End(StreamEnd::Aborted) => ("aborted", ()).into_pyobject(py),
@@ -267,23 +265,6 @@ fn item_to_python(py: Python<'_>, item: StreamItem) -> PyResult<Bound<'_, PyAny>
         }
     };
     tuple.map(Bound::<PyTuple>::into_any)
-}
-
-/// A message with this output only, for the classes of `extkv.protocol`, which read messages.
-fn frames_of_output(
-    py: Python<'_>,
-    output: EngineCoreOutput,
-    timestamp: f64,
-    engine: u16,
-) -> PyResult<Vec<Py<PyBytes>>> {
-    let batch = EngineCoreOutputs {
-        engine_index: i64::from(engine),
-        outputs: vec![output],
-        timestamp,
-        ..EngineCoreOutputs::default()
-    };
-    let frames = encode(&batch, Profile::V0_33).map_err(BindingError::from)?;
-    Ok(frames_to_python(py, &frames))
 }
 
 fn outcome_to_python(py: Python<'_>, outcome: CallOutcome) -> PyResult<Bound<'_, PyAny>> {

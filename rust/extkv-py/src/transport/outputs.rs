@@ -20,6 +20,14 @@ pub(super) struct LogprobArrays {
     num_columns: u64,
 }
 
+/// What became of a prompt's tokens.
+#[derive(FromPyObject)]
+struct Prefill {
+    num_prompt_tokens: i64,
+    num_cached_tokens: i64,
+    num_cache_creation_tokens: i64,
+}
+
 /// What happened to a request and when.
 type Event = (u8, f64);
 
@@ -33,8 +41,7 @@ pub(super) struct News {
     logprobs: Option<LogprobArrays>,
     prompt_logprobs: Option<LogprobArrays>,
     events: Option<Vec<Event>>,
-    /// Tokens of the prompt, and those of them that the prefix cache saved.
-    prefill: Option<(i64, i64)>,
+    prefill: Option<Prefill>,
     error: Option<String>,
 }
 
@@ -58,22 +65,22 @@ impl News {
         Ok(EngineCoreOutput {
             request_id: self.request_id,
             new_token_ids: self.new_token_ids,
-            new_logprobs: self.logprobs.map(LogprobArrays::into_lists).transpose()?,
+            new_logprobs: self.logprobs.map(LogprobArrays::into_lists).transpose()?.map(Box::new),
             new_prompt_logprobs_tensors: self
                 .prompt_logprobs
                 .map(LogprobArrays::into_tensors)
-                .transpose()?,
+                .transpose()?
+                .map(Box::new),
             finish_reason,
             stop_reason: self.stop_reason.map(|reason| match reason {
                 StopArg::Token(id) => StopReason::Token(id),
                 StopArg::Text(text) => StopReason::Text(text),
             }),
             events,
-            prefill_stats: self.prefill.map(prefill_stats),
-            error: self.error.map(|message| RequestError {
-                code: "invalid_request".to_owned(),
-                message,
-                retryable: false,
+            prefill_stats: self.prefill.map(prefill_stats).map(Box::new),
+            error: self.error.map(|message| {
+                let code = "invalid_request".to_owned();
+                Box::new(RequestError { code, message, retryable: false })
             }),
             ..EngineCoreOutput::default()
         })
@@ -118,12 +125,13 @@ fn event((number, timestamp): Event) -> PyResult<EngineCoreEvent> {
     Ok(EngineCoreEvent { r#type, timestamp })
 }
 
-fn prefill_stats((num_prompt_tokens, num_cached_tokens): (i64, i64)) -> PrefillStats {
+fn prefill_stats(prefill: Prefill) -> PrefillStats {
     PrefillStats {
-        num_prompt_tokens,
-        num_computed_tokens: num_prompt_tokens.saturating_sub(num_cached_tokens),
-        num_cached_tokens,
-        num_local_cached_tokens: num_cached_tokens,
+        num_prompt_tokens: prefill.num_prompt_tokens,
+        num_computed_tokens: prefill.num_prompt_tokens.saturating_sub(prefill.num_cached_tokens),
+        num_cached_tokens: prefill.num_cached_tokens,
+        num_local_cached_tokens: prefill.num_cached_tokens,
+        num_cache_creation_tokens: prefill.num_cache_creation_tokens,
         ..PrefillStats::default()
     }
 }

@@ -1,12 +1,13 @@
 //! How far an array of fields has been read.
 
-use super::error::{DecodeError, DecodeProblem};
+use super::error::{DecodeError, DecodeProblem, DecodeResult};
+use super::reader::Reader;
 
 /// The elements of an array that are not read yet.
 #[derive(Debug)]
 pub(crate) struct Elements {
-    pub(super) len: usize,
-    pub(super) left: usize,
+    len: usize,
+    left: usize,
 }
 
 impl Elements {
@@ -15,6 +16,12 @@ impl Elements {
         let has_next = self.left > 0;
         self.left = self.left.saturating_sub(1);
         has_next
+    }
+
+    /// Takes the next element, which must be there.
+    #[inline]
+    pub(crate) fn require(&mut self, field: &'static str) -> DecodeResult<()> {
+        if self.take() { Ok(()) } else { Err(self.missing(field)) }
     }
 
     /// The error of a required element that is not there.
@@ -30,5 +37,38 @@ impl Elements {
     /// Elements in all.
     pub(crate) fn len(&self) -> usize {
         self.len
+    }
+}
+
+impl Reader<'_> {
+    /// Opens an array whose elements are fields.
+    #[inline]
+    pub(crate) fn elements(&mut self, expected: &'static str) -> DecodeResult<Elements> {
+        let len = self.array_len(expected)?;
+        Ok(Elements { len, left: len })
+    }
+
+    /// Reads an element that must be there.
+    #[inline]
+    pub(crate) fn field<T>(
+        &mut self,
+        elements: &mut Elements,
+        name: &'static str,
+        read: impl FnOnce(&mut Self) -> DecodeResult<T>,
+    ) -> DecodeResult<T> {
+        elements.require(name)?;
+        read(self).map_err(|error| error.in_field(name))
+    }
+
+    /// Passes over what is left of an array, and counts it.
+    #[inline]
+    pub(crate) fn skip_extra(&mut self, elements: &Elements) -> DecodeResult<()> {
+        if elements.left > 0 {
+            self.skipped.add_elements(elements.left);
+            for index in elements.len - elements.left..elements.len {
+                self.skip().map_err(|error| error.at_index(index))?;
+            }
+        }
+        Ok(())
     }
 }

@@ -152,6 +152,18 @@ pub enum DecodeProblem {
     },
 }
 
+impl DecodeProblem {
+    /// A text that names no member of an enumeration.
+    pub(crate) fn unknown_text(enumeration: &'static str, text: &str) -> Self {
+        Self::UnknownMember { enumeration, found: shortened(text) }
+    }
+}
+
+/// The first part of a text of any length, for an error.
+pub(crate) fn shortened(text: &str) -> String {
+    text.chars().take(40).collect()
+}
+
 impl DecodeError {
     /// What is wrong.
     #[must_use]
@@ -188,7 +200,7 @@ impl DecodeError {
     }
 
     pub(crate) fn at_key(mut self, key: &str) -> Self {
-        self.0.steps.push(Step::Key(key.chars().take(40).collect()));
+        self.0.steps.push(Step::Key(shortened(key)));
         self
     }
 }

@@ -23,6 +23,7 @@ pub use wire::{Wire, decode, encode, encode_parts};
 pub use writer::Writer;
 
 pub(crate) use elements::Elements;
+pub(crate) use error::shortened;
 pub(crate) use primitive::read_items;
 pub(crate) use reader::check_extension;
 pub(crate) use writer::INLINE_BELOW_BYTES;

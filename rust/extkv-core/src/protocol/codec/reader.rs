@@ -8,7 +8,6 @@ mod skip;
 
 use bytes::Bytes;
 
-use super::elements::Elements;
 use super::error::{DecodeProblem, DecodeResult};
 use super::report::Skipped;
 use super::writer::INT_FORMS;
@@ -316,25 +315,6 @@ impl<'a> Reader<'a> {
             _ => return Err(self.unexpected(expected)),
         };
         self.fits("array", len, 1)
-    }
-
-    /// Opens an array whose elements are fields.
-    #[inline]
-    pub(crate) fn elements(&mut self, expected: &'static str) -> DecodeResult<Elements> {
-        let len = self.array_len(expected)?;
-        Ok(Elements { len, left: len })
-    }
-
-    /// Passes over what is left of an array, and counts it.
-    #[inline]
-    pub(crate) fn skip_extra(&mut self, elements: &Elements) -> DecodeResult<()> {
-        if elements.left > 0 {
-            self.skipped.add_elements(elements.left);
-            for index in elements.len - elements.left..elements.len {
-                self.skip().map_err(|error| error.at_index(index))?;
-            }
-        }
-        Ok(())
     }
 
     /// Opens a map of at most half as many entries as bytes are left.

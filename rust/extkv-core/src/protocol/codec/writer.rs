@@ -212,3 +212,22 @@ impl Writer {
         self.u64(self.aux_frames.len() as u64);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejects_what_no_header_can_announce() {
+        let len = 1 << 32;
+        for (what, open) in
+            [("array", Writer::array_len as fn(&mut _, _)), ("map", Writer::map_len)]
+        {
+            let mut writer = Writer::new(Profile::V0_32);
+            open(&mut writer, len - 1);
+            open(&mut writer, len);
+            writer.nil();
+            assert_eq!(writer.finish(), Err(EncodeError::TooLong { what, len }));
+        }
+    }
+}

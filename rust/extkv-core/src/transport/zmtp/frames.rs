@@ -10,6 +10,8 @@ use super::{Frames, ZmtpError};
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
+/// Bytes reserved at a time, at least.
+const BLOCK_BYTES: usize = 4096;
 /// Most bytes reserved ahead of what the peer has sent.
 const READ_AHEAD_BYTES: usize = 64 * 1024;
 
@@ -100,6 +102,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
             return split_command(body).map(|(name, data)| Some(Received::Command(name, data)));
         }
         self.num_part_bytes += body.len();
+        if self.parts.is_empty() {
+            // Most messages have one frame, and a vector that grows has room for four.
+            self.parts.reserve_exact(1);
+        }
         self.parts.push(body);
         if self.parts.len() > self.limits.num_frames {
             return Err(ZmtpError::TooManyFrames { limit: self.limits.num_frames });
@@ -122,7 +128,11 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     async fn fill(&mut self, num_bytes: usize) -> Result<(), ZmtpError> {
         while self.buffer.len() < num_bytes {
             let missing = num_bytes - self.buffer.len();
-            self.buffer.reserve(missing.clamp(4096, READ_AHEAD_BYTES));
+            // A block is filled before the next one is taken: else each small message that comes
+            // alone would keep a block of its own.
+            if self.buffer.capacity() - self.buffer.len() < missing.min(READ_AHEAD_BYTES) {
+                self.buffer.reserve(missing.clamp(BLOCK_BYTES, READ_AHEAD_BYTES));
+            }
             if self.source.read_buf(&mut self.buffer).await? == 0 {
                 let is_border = self.buffer.is_empty() && self.parts.is_empty();
                 return Err(if is_border {
@@ -176,6 +186,7 @@ fn put_flagged(buffer: &mut BytesMut, length: usize, flags: u8) {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
 
     const LIMITS: Limits = Limits { message_bytes: 1 << 20, num_frames: 8 };
 
@@ -247,6 +258,58 @@ mod tests {
             let is_border = length == 0 || length == 12 || length == bytes.len();
             assert_eq!(matches!(error, ZmtpError::Closed), is_border, "{length}: {error}");
         }
+    }
+
+    #[test]
+    fn a_message_of_one_frame_has_room_for_one() {
+        let (all, _) = read_all(&written(&vec![vec![vec![]]; 100]), LIMITS);
+        for received in all {
+            let Received::Message(frames) = received else { panic!("{received:?}") };
+            assert_eq!((frames.len(), frames.capacity()), (1, 1));
+        }
+    }
+
+    #[test]
+    fn small_messages_that_come_one_by_one_share_memory() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let starts: Vec<usize> = runtime.block_on(async {
+            let (mut peer, ours) = tokio::io::duplex(16);
+            let mut reader = FrameReader::new(ours, LIMITS);
+            let mut held = Vec::new();
+            for _ in 0..300 {
+                peer.write_all(&written(&[vec![vec![7; 10]]])).await.unwrap();
+                let Received::Message(frames) = reader.next().await.unwrap() else { panic!() };
+                held.push(frames);
+            }
+            held.iter().map(|frames| frames[0].as_ptr() as usize).collect()
+        });
+        let num_neighbours = starts.windows(2).filter(|pair| pair[1] == pair[0] + 12).count();
+        assert!(num_neighbours > 290, "only {num_neighbours} of 299 lie beside the one before");
+    }
+
+    /// Bytes, and then an error.
+    struct Failing(Vec<u8>);
+
+    impl AsyncRead for Failing {
+        fn poll_read(
+            mut self: std::pin::Pin<&mut Self>,
+            _context: &mut std::task::Context<'_>,
+            buffer: &mut tokio::io::ReadBuf<'_>,
+        ) -> std::task::Poll<std::io::Result<()>> {
+            let bytes = std::mem::take(&mut self.0);
+            buffer.put_slice(&bytes);
+            let reset = Err(std::io::ErrorKind::ConnectionReset.into());
+            std::task::Poll::Ready(if bytes.is_empty() { reset } else { Ok(()) })
+        }
+    }
+
+    #[test]
+    fn a_network_that_fails_ends_the_connection_with_its_reason() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut reader = FrameReader::new(Failing(vec![0, 5, 1]), LIMITS);
+        let error = runtime.block_on(reader.next()).unwrap_err();
+        assert_eq!(error.to_string(), "the connection failed: connection reset");
+        assert!(matches!(error, ZmtpError::Io(_)));
     }
 
     proptest! {

@@ -10,6 +10,8 @@ mod greeting;
 pub use connection::HeartbeatOptions;
 pub(crate) use connection::{read_messages, shake_hands, write_messages};
 pub(crate) use frames::{FrameReader, Limits};
+#[cfg(feature = "test-util")]
+pub(crate) use greeting::{PeerInfo, greeting};
 
 use thiserror::Error as ThisError;
 

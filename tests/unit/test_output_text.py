@@ -3,8 +3,8 @@
 import itertools
 
 import pytest
-from extkv.engine.text import OutputText
 from extkv.models.tokenizer import IncrementalDetokenizer
+from extkv.output_text import OutputText
 from extkv.outputs import CompletionOutput, Logprob, RequestMetrics, RowLogprobs
 from extkv.resolved_sampling import ModelLimits, resolve_sampling_params
 from extkv.sampling_params import SamplingParams

@@ -1,0 +1,62 @@
+"""What confidences promised and what came of it, in bins: the numbers of a reliability diagram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from extkv.dspark.calibration import Rounds, Temperatures
+
+NUM_BINS = 15
+
+
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Rounds whose promised survival is about the same.
+
+    Attributes:
+        promised: Mean of their survivals.
+        observed: Share of them in which all drafts up to the position were accepted.
+        num_rounds: How many there are.
+    """
+
+    promised: float
+    observed: float
+    num_rounds: int
+
+
+def reliability(
+    rounds: Rounds, temperatures: Temperatures, num_bins: int = NUM_BINS
+) -> list[list[ReliabilityBin]]:
+    """Return the bins of each position that hold rounds, by rising promise.
+
+    A round counts at a position unless an accepted end of sequence stands before it. Bins are of
+    equal width, as those of the calibration error.
+
+    Raises:
+        SpeculationError: If there are more drafts than temperatures.
+    """
+    confidences = temperatures.of_first(rounds.num_drafts).confidences(rounds.logits)
+    survival = np.cumprod(confidences.astype(np.float64), axis=1)
+    accepted = np.asarray(rounds.num_accepted, np.int64)
+    ends = np.full(len(accepted), -1) if rounds.ends is None else np.asarray(rounds.ends)
+    counted = np.where(ends < 0, rounds.num_drafts, ends + 1)
+    found = []
+    for position in range(rounds.num_drafts):
+        rows = counted > position
+        promised, outcome = survival[rows, position], accepted[rows] > position
+        places = np.minimum((promised * num_bins).astype(np.int64), num_bins - 1)
+        found.append(
+            [
+                ReliabilityBin(
+                    float(promised[places == place].mean()),
+                    float(outcome[places == place].mean()),
+                    int((places == place).sum()),
+                )
+                for place in np.unique(places)
+            ]
+        )
+    return found

@@ -1,0 +1,337 @@
+"""Measures what a step costs on a device, and makes the table that scheduled verification reads.
+
+Every shape of step is a number of requests, whether drafts are made, and how many of each request
+are verified. No draft is ever accepted, so that all requests advance by one token and a shape stays
+what it is. Each shape is warmed up, and its median counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from extkv.bench.steady_load import SteadyLoad
+from extkv.dspark.cost import (
+    CostTable,
+    QualityLimits,
+    StepCost,
+    StepFit,
+    StepSample,
+    fit_step_cost,
+)
+from extkv.errors import CostTableError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Sequence
+
+    from extkv.bench.verify_pin import VerifyPin
+
+    Progress = Callable[[str, int, int], None]
+
+# A noisy shape is measured again, this often.
+_MAX_TRIALS = 4
+
+
+@dataclass(frozen=True)
+class ProfileSettings:
+    """Say which shapes to measure, and how often.
+
+    Attributes:
+        num_requests: Numbers of requests. Powers of two make tokens of different shapes coincide,
+            which tells the parts of the cost apart.
+        verify_lens: Drafts verified of each request in steps that draft.
+        context_lens: Tokens of each request's prompt.
+        num_warmup_steps: Steps of each shape that do not count.
+        num_steps: Steps that do.
+        limits: What is refused.
+    """
+
+    num_requests: tuple[int, ...]
+    verify_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    num_warmup_steps: int = 4
+    num_steps: int = 12
+    limits: QualityLimits = field(default_factory=QualityLimits)
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("num_requests", "context_lens"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise InvalidArgumentError(f"{name} is {list(values)}, expected numbers above 0")
+        if min(self.verify_lens, default=0) < 0:
+            raise InvalidArgumentError(
+                f"verify_lens is {list(self.verify_lens)}, expected numbers of at least 0"
+            )
+        if self.num_warmup_steps < 1 or self.num_steps < 3:  # noqa: PLR2004
+            raise InvalidArgumentError(
+                f"{self.num_warmup_steps} warm-up steps and {self.num_steps} steps, expected at "
+                "least 1 and 3"
+            )
+
+    @classmethod
+    def default(
+        cls,
+        *,
+        max_num_seqs: int,
+        num_drafts: int,
+        max_model_len: int,
+        is_cuda: bool,
+        is_quick: bool,
+    ) -> ProfileSettings:
+        """Return what is measured where nothing is said.
+
+        Args:
+            max_num_seqs: Most requests that the engine runs.
+            num_drafts: Drafts that the drafter makes; 0 without one.
+            max_model_len: Longest sequence; contexts leave room for the steps.
+            is_cuda: Whether the device is a GPU.
+            is_quick: Whether to measure fewer shapes and repeats.
+        """
+        powers = [1 << exponent for exponent in range(max_num_seqs.bit_length())]
+        if is_quick:
+            powers = powers[::2]
+        lens = sorted({n for n in (0, 1, 3, 7, num_drafts) if n <= num_drafts})
+        if is_quick:
+            lens = sorted({0, lens[len(lens) // 2], num_drafts})
+        contexts = (256, 2048) if is_cuda else (16, 128)
+        found = cls(
+            num_requests=tuple(sorted({*powers, max_num_seqs})),
+            verify_lens=tuple(lens) if num_drafts else (),
+            context_lens=contexts[:1] if is_quick else contexts,
+            num_steps=7 if is_quick else 12,
+        )
+        room = max_model_len - found.num_steps_of_load - 2 * (1 + num_drafts)
+        fitting = {max(min(context, room), 1) for context in found.context_lens}
+        return replace(found, context_lens=tuple(sorted(fitting)))
+
+    @property
+    def shapes(self) -> tuple[int | None, ...]:
+        """Verify lengths of the steps of a load, None for a step without drafts."""
+        return (None, *self.verify_lens)
+
+    @property
+    def num_steps_of_load(self) -> int:
+        """Most steps of one load of so many requests, repeats of noisy shapes included."""
+        of_trial = 2 * (self.num_warmup_steps + self.num_steps) + 4
+        return len(self.shapes) * _MAX_TRIALS * of_trial
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """A measured table and what it comes from.
+
+    Attributes:
+        table: The table, its source included.
+        samples: The steps measured.
+        worst_residual_ratio: Largest distance of a step from the table, over the step's time.
+        mean_residual_ratio: Mean of the same.
+        skipped: Loads that the cache has no room for: requests and tokens of each.
+    """
+
+    table: CostTable
+    samples: tuple[StepSample, ...]
+    worst_residual_ratio: float
+    mean_residual_ratio: float
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the fields of the table's file, with the steps and the residuals beside them."""
+        return {
+            **json.loads(self.table.to_json()),
+            "worst_residual_ratio": self.worst_residual_ratio,
+            "mean_residual_ratio": self.mean_residual_ratio,
+            "skipped": [list(load) for load in self.skipped],
+            "samples": [asdict(sample) for sample in self.samples],
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the table's file; what reads it ignores the steps beside it."""
+        lines = (f" {json.dumps(k)}: {json.dumps(v)}" for k, v in self.as_dict().items())
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+    def describe(self) -> str:
+        """Return the steps and how the table describes them, for people."""
+        cost = StepCost(self.table)
+        head = ("requests", "tokens", "context", "drafts", "step ms", "spread", "table ms", "off")
+        lines = ["".join(f"{name:>10}" for name in head)]
+        for sample in self.samples:
+            fitted = cost.step_us(
+                num_requests=sample.num_requests,
+                num_drafts=sample.num_tokens - sample.num_requests,
+                drafts=sample.drafts,
+                num_context_tokens=sample.num_context_tokens,
+            )
+            cells = (
+                f"{sample.num_requests:,}",
+                f"{sample.num_tokens:,}",
+                f"{sample.num_context_tokens:,}",
+                "yes" if sample.drafts else "no",
+                f"{sample.step_us / 1e3:.3f}",
+                f"{sample.spread_us / sample.step_us:.1%}",
+                f"{fitted / 1e3:.3f}",
+                f"{fitted / sample.step_us - 1:+.1%}",
+            )
+            lines.append("".join(f"{cell:>10}" for cell in cells))
+        lines.append(
+            f"the table is off by {self.mean_residual_ratio:.1%} on average, "
+            f"{self.worst_residual_ratio:.1%} at most"
+        )
+        for num_requests, num_tokens in self.skipped:
+            lines.append(
+                f"left out: {num_requests} requests of {num_tokens} tokens, more than the cache holds"
+            )
+        return "\n".join(lines)
+
+
+def profile_steps(
+    pin: VerifyPin,
+    settings: ProfileSettings,
+    source: dict[str, str],
+    on_progress: Progress | None = None,
+) -> StepProfile:
+    """Measure all shapes of step and make the table.
+
+    Args:
+        pin: The engine, in which nothing else runs, and the hand on its drafts.
+        settings: What to measure.
+        source: Where it is measured, for people; see `provenance`.
+        on_progress: Called with a phase, what is done and how much there is.
+
+    Raises:
+        CostTableError: If steps are noisy, tokens cost nothing, or the steps do not add up.
+        InvalidArgumentError: If a shape does not fit the engine.
+    """
+    samples: list[StepSample] = []
+    skipped: list[tuple[int, int]] = []
+    loads = list(itertools.product(settings.context_lens, sorted(settings.num_requests)[::-1]))
+    total = len(loads) * len(settings.shapes)
+    for context_len in settings.context_lens:
+        load = SteadyLoad(pin.llm, context_len)
+        try:
+            for num_requests in sorted(settings.num_requests, reverse=True):
+                needed = context_len + settings.num_steps_of_load + pin.num_lookahead_tokens
+                if not pin.fits(num_requests, needed):
+                    skipped.append((num_requests, needed))
+                    continue
+                if load.num_requests and load.room < needed - context_len:
+                    load.resize(0)
+                for sample in _measure(pin, load, num_requests, settings):
+                    samples.append(sample)
+                    if on_progress is not None:
+                        done = len(samples) + len(skipped) * len(settings.shapes)
+                        on_progress("measuring steps", done, total)
+        finally:
+            pin.release()
+            load.close()
+    fit = _fit(samples, pin.tiers, settings.limits)
+    table = replace(CostTable.from_json(fit.cost.to_json()), source=source)
+    return StepProfile(
+        table, tuple(samples), fit.worst_residual_ratio, fit.mean_residual_ratio, tuple(skipped)
+    )
+
+
+def _measure(
+    pin: VerifyPin, load: SteadyLoad, num_requests: int, settings: ProfileSettings
+) -> Iterator[StepSample]:
+    """Measure all shapes of a number of requests."""
+    pin.set(None)
+    load.resize(num_requests)
+    for verify_len in settings.shapes:
+        pin.set(verify_len)
+        trials: list[StepSample] = []
+        while len(trials) < _MAX_TRIALS:
+            pin.timed_steps(load, settings.num_warmup_steps)
+            times = pin.timed_steps(load, settings.num_steps)
+            num_drafts = num_requests * (verify_len or 0)
+            trials.append(
+                StepSample(
+                    num_requests=num_requests,
+                    num_tokens=pin.num_executed_tokens(num_requests, num_drafts),
+                    drafts=verify_len is not None,
+                    step_us=statistics.median(times),
+                    spread_us=float(np.subtract(*np.percentile(times, [90, 10]))),
+                    num_context_tokens=load.num_context_tokens,
+                )
+            )
+            if trials[-1].spread_us <= settings.limits.max_spread_ratio * trials[-1].step_us:
+                break
+        yield min(trials, key=lambda trial: trial.spread_us / trial.step_us)
+
+
+def _fit(samples: Sequence[StepSample], tiers: Sequence[int], limits: QualityLimits) -> StepFit:
+    if any(sample.drafts for sample in samples):
+        return fit_step_cost(samples, tiers, limits)
+    return fit_plain_steps(samples, tiers, limits)
+
+
+def fit_plain_steps(
+    samples: Sequence[StepSample], tiers: Sequence[int], limits: QualityLimits
+) -> StepFit:
+    """Make a table of steps without drafts: one token per request, and a slope over the context.
+
+    Raises:
+        CostTableError: If there are none, they are noisy, or tokens cost next to nothing.
+    """
+    if not samples:
+        raise CostTableError("no step was measured: the cache has no room for any load")
+    for sample in samples:
+        ratio = sample.spread_us / sample.step_us
+        if ratio > limits.max_spread_ratio:
+            raise CostTableError(
+                f"repeats of a step of {sample.num_requests} requests spread by {ratio:.0%} of "
+                f"their median, more than {limits.max_spread_ratio:.0%}"
+            )
+    slope = max(_context_slope(samples), 0.0)
+    base: dict[int, list[float]] = {}
+    for sample in samples:
+        rest = sample.step_us - slope * sample.num_context_tokens
+        base.setdefault(sample.num_tokens, []).append(rest)
+    most = max(sample.num_context_tokens for sample in samples)
+    table = CostTable(
+        token_us=tuple((at, max(statistics.mean(us), 0.0)) for at, us in sorted(base.items())),
+        context_us=((0, 0.0), (most, slope * most)) if slope else (),
+        tiers=tuple(tiers),
+    )
+    cost = StepCost.measured(table, limits)
+    ratios = [
+        abs(
+            cost.step_us(
+                num_requests=sample.num_requests, num_context_tokens=sample.num_context_tokens
+            )
+            / sample.step_us
+            - 1
+        )
+        for sample in samples
+    ]
+    worst = max(ratios)
+    if worst > limits.max_residual_ratio:
+        sample = samples[ratios.index(worst)]
+        raise CostTableError(
+            f"a step of {sample.num_requests} requests with {sample.num_context_tokens} context "
+            f"tokens took {sample.step_us:.0f} us, {worst:.0%} from the table, more than "
+            f"{limits.max_residual_ratio:.0%}"
+        )
+    return StepFit(cost, worst, statistics.mean(ratios))
+
+
+def _context_slope(samples: Sequence[StepSample]) -> float:
+    """Return microseconds per context token, by least squares within equal numbers of requests."""
+    groups: dict[int, list[StepSample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.num_requests, []).append(sample)
+    covariance = variance = 0.0
+    for group in groups.values():
+        contexts = np.array([float(sample.num_context_tokens) for sample in group])
+        times = np.array([sample.step_us for sample in group])
+        contexts -= contexts.mean()
+        covariance += float(contexts @ (times - times.mean()))
+        variance += float(contexts @ contexts)
+    return covariance / variance if variance else 0.0

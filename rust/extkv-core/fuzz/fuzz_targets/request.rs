@@ -1,0 +1,3 @@
+#![no_main]
+
+extkv_core_fuzz::fuzz!("request");
