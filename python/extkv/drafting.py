@@ -118,3 +118,21 @@ class Verification(NamedTuple):
     num_accepted: torch.Tensor
     next_tokens: torch.Tensor
     flags: torch.Tensor
+
+
+class DraftLossRows(NamedTuple):
+    """What `draft_loss` found for each row of draft logits.
+
+    Attributes:
+        cross_entropy (float32, [num_rows]): Minus the log-probability of the label in the drafter's
+            law.
+        total_variation (float32, [num_rows]): Sum over the vocabulary of the distance of both laws;
+            1 minus its half is the chance that a draft is accepted.
+        target_logprob (float32, [num_rows]): Log-probability of the label in the target's law.
+        argmax (int64, [num_rows]): The drafter's likeliest token, the first of equals.
+    """
+
+    cross_entropy: torch.Tensor
+    total_variation: torch.Tensor
+    target_logprob: torch.Tensor
+    argmax: torch.Tensor

@@ -40,6 +40,7 @@ class Chain:
     filters: tuple[tuple[str, float], ...] = ()
     min_tokens: int = 0
     penalty: float = 0.0
+    has_masks: bool = False
     repetition: float = 1.0
     frequency: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
@@ -47,7 +48,6 @@ class Chain:
     bad: tuple[tuple[int, int], ...] = ()
     stops: bool = False
     is_mixed: bool = False
-    has_masks: bool = False
     method: str = "standard"
     is_one_hot: bool = False
     dtype: torch.dtype = torch.float32
@@ -113,8 +113,9 @@ def exact_law(chain: Chain, tables: Tables) -> torch.Tensor:
                 # What follows the end is written as EOS.
                 probability *= float(token == EOS)
                 continue
-            logits = changed(target[step, sequence[step]], sequence[: step + 1], chain)
+            logits = target[step, sequence[step]].clone()
             logits[~tables.may_follow[step, sequence[step]]] = -torch.inf
+            logits = changed(logits, sequence[: step + 1], chain)
             probability *= float(filtered(logits, chain)[token])
         law.append(probability)
     return torch.tensor(law, dtype=torch.float64)

@@ -20,6 +20,7 @@ from extkv.drafting import DraftLaw
 from extkv.kernels import (
     decode_attention,
     draft_block_inputs,
+    draft_loss,
     kv_append,
     logit_cutoff,
     markov_step,
@@ -49,6 +50,7 @@ BATCH_SIZES = (1, 3, 8, 16, 32)
 MODULES = (
     decode_attention,
     draft_block_inputs,
+    draft_loss,
     kv_append,
     logit_cutoff,
     markov_step,
@@ -182,6 +184,8 @@ def other_calls(num_rows: int) -> Iterator[tuple[str, Callable[[], object]]]:
             ),
         )
         yield f"silu_and_mul-{name}", lambda h=hidden: silu_and_mul.silu_and_mul(h)
+        yield f"draft_loss-{name}", lambda x=logits: draft_loss.draft_loss(x, x, ids, ids, numbers)
+        yield f"draft_loss-{name}-values", lambda x=logits: draft_loss.draft_loss(x, x, ids, ids)
         yield f"argmax_tokens-{name}", lambda x=logits: sampling.argmax_tokens(x)
         yield (
             f"sample_tokens-{name}",

@@ -23,6 +23,7 @@ OTHERS = [
             "small_batch_linear": ["", "-gated"],
             "small_batch_add_linear": [""],
             "silu_and_mul": [""],
+            "draft_loss": ["", "-values"],
             "argmax_tokens": [""],
             "sample_tokens": ["", "-cutoff"],
             "logit_cutoff": [""],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from support.vllm_front_end import Serving
 
+# In order: the last test of each deployment kills it, since starting takes longest.
 pytestmark = [pytest.mark.peers, pytest.mark.timeout(300)]
 
 PROMPT = "The capital of France is"
@@ -29,7 +30,7 @@ def one_engine(model_directory, tmp_path_factory) -> Iterator[Serving]:
     yield from serving(model_directory, tmp_path_factory.mktemp("one"), 1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_engines(model_directory, tmp_path_factory) -> Iterator[Serving]:
     yield from serving(model_directory, tmp_path_factory.mktemp("two"), 2)
 
@@ -187,7 +188,17 @@ def test_what_the_engine_cannot_do_fails_alone(one_engine):
     assert status == 200
 
 
-def test_two_engines_share_the_work_and_one_survives_the_other(two_engines):
+def test_a_killed_front_end_ends_its_engine(one_engine):
+    reader = Reader(one_engine, 480)
+    while reader.num_tokens < 2:
+        time.sleep(0.01)
+    one_engine.front_end.kill()
+    assert one_engine.engines[0].wait(60) == 1
+    reader.thread.join()
+    assert "1 requests aborted" in one_engine.log("engine-0")
+
+
+def test_two_engines_share_the_work(two_engines):
     answers = []
 
     def ask(number: int) -> None:
@@ -202,9 +213,6 @@ def test_two_engines_share_the_work_and_one_survives_the_other(two_engines):
     for thread in threads:
         thread.join()
     assert answers == [200] * 4
-    two_engines.engines[0].send_signal(signal.SIGTERM)
-    assert two_engines.engines[0].wait(60) == 0
-    assert two_engines.engines[1].poll() is None
 
 
 def test_an_engine_killed_in_mid_stream_takes_no_stream_of_the_other_with_it(two_engines):
@@ -224,19 +232,8 @@ def test_an_engine_killed_in_mid_stream_takes_no_stream_of_the_other_with_it(two
     ends = sorted((reader.finish_reason or "none", reader.num_tokens) for reader in readers)
     assert ends[:2] == [("length", num_tokens)] * 2
     assert all(count < num_tokens for _, count in ends[2:])
-    assert two_engines.engines[1].poll() is None
+    two_engines.engines[1].send_signal(signal.SIGTERM)
+    assert two_engines.engines[1].wait(60) == 0
     two_engines.front_end.kill()
     for reader in readers:
         reader.thread.join()
-
-
-def test_a_killed_front_end_ends_its_engine(model_directory, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("orphan")
-    for running in serving(model_directory, directory, 1):
-        reader = Reader(running, 480)
-        while reader.num_tokens < 2:
-            time.sleep(0.01)
-        running.front_end.kill()
-        assert running.engines[0].wait(30) == 1
-        reader.thread.join()
-    assert "1 requests aborted" in (directory / "engine-0.log").read_text()

@@ -16,7 +16,7 @@ from extkv.errors import (
     TransportClosedError,
     TransportTimeoutError,
 )
-from extkv.serve.outputs import LogprobArrays, RequestNews
+from extkv.serve.outputs import LogprobArrays, PrefillCounts, RequestNews
 from extkv.transport import (
     AbortArrived,
     CallArrived,
@@ -133,7 +133,7 @@ def test_outputs_have_every_field_in_its_place():
             logprobs=arrays,
             prompt_logprobs=arrays,
             events=[(1, 0.5), (2, 0.75)],
-            prefill=(10, 4),
+            prefill=PrefillCounts(10, 4, 2),
         )
         connection.send_outputs(
             0,
@@ -154,6 +154,7 @@ def test_outputs_have_every_field_in_its_place():
         assert output[7] == [{"type": 1, "timestamp": 0.5}, {"type": 2, "timestamp": 0.75}]
         assert output[11]["num_cached_tokens"] == 4
         assert output[11]["num_computed_tokens"] == 6
+        assert output[11]["num_cache_creation_tokens"] == 2
 
 
 def test_garbage_is_dropped_and_the_valid_request_completes():
@@ -208,10 +209,10 @@ def test_several_clients_get_their_own_outputs():
     with FrontPeer(num_clients=3) as front, connected(front) as connection:
         for client in (2, 0, 1):
             front.add(request_fields(f"of-{client}", [1]), client=client)
-            request = one(connection).request
-            assert request.client == client
+            arrived = one(connection)
+            assert arrived.client == client
             connection.send_outputs(
-                client, [RequestNews(request.request_id, [client])], timestamp=0.0
+                client, [RequestNews(arrived.request.request_id, [client])], timestamp=0.0
             )
         for client in range(3):
             assert front.next_output(client)[:2] == [f"of-{client}", [client]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import statistics
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 def environment() -> dict[str, Any]:
     """Return machine and library versions."""
-    import importlib.metadata
-
     import torch
 
     has_cuda = torch.cuda.is_available()
@@ -24,10 +23,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "num_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        **{
-            package: importlib.metadata.version(package)
-            for package in ("torch", "transformers", "extkv")
-        },
+        **{package: _version(package) for package in ("torch", "transformers", "extkv")},
     }
 
 
@@ -99,6 +95,13 @@ class Comparison:
         phases = [*self.startup_s.items(), ("together", total)]
         lines += [f"{'start-up of extkv':<28}{'seconds':>14}"]
         return "\n".join([*lines, *(f"{name:<28}{seconds:>14.2f}" for name, seconds in phases)])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def turns(num_rounds: int) -> Sequence[tuple[int, tuple[str, str]]]:

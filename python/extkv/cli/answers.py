@@ -148,3 +148,32 @@ def format_summary(num_answers: int, num_tokens: int, elapsed_s: float, cache: K
         f"KV cache: {stats.reserved_bytes / MIB:.1f} MiB address space reserved, "
         f"{stats.committed_bytes / MIB:.1f} MiB committed"
     )
+
+
+def format_speedup(drafted: Sequence[RequestOutput], plain: Sequence[RequestOutput]) -> str:
+    """Return how much faster answers came with drafts; prompts are not counted.
+
+    Args:
+        drafted: Answers with drafts.
+        plain: Answers to the same prompts without.
+    """
+    rates = [_decode_rate(outputs) for outputs in (drafted, plain)]
+    equal = sum(
+        ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+        for ours, theirs in zip(drafted, plain, strict=True)
+    )
+    with_drafts, without = rates
+    if not with_drafts or not without:
+        return "speed: the answers are too short to compare"
+    return (
+        f"speed: {with_drafts:.1f} tokens/s with drafts, {without:.1f} without: "
+        f"{with_drafts / without:.2f} x; {equal} of {len(drafted)} answers are the same"
+    )
+
+
+def _decode_rate(outputs: Sequence[RequestOutput]) -> float:
+    """Return tokens after the first ones per second; 0 if there are none."""
+    num_tokens = sum(max(len(output.outputs[0].token_ids) - 1, 0) for output in outputs)
+    times = [output.metrics.decode_s or 0.0 for output in outputs if output.metrics is not None]
+    longest = max(times, default=0.0)
+    return num_tokens / longest if longest > 0 else 0.0

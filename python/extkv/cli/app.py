@@ -17,6 +17,7 @@ from extkv.cli.generate import generate
 from extkv.cli.plan import plan
 from extkv.cli.profile import profile
 from extkv.cli.serve import serve
+from extkv.cli.train_drafter import train_drafter
 from extkv.cli.wire import wire
 from extkv.errors import ExtkvError
 
@@ -52,6 +53,7 @@ app.command()(plan)
 app.command()(serve)
 app.command()(client)
 app.command()(doctor)
+app.command()(train_drafter)
 app.command()(profile)
 app.command()(calibrate)
 app.command()(check_draft)

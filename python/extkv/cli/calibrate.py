@@ -52,9 +52,7 @@ def calibrate(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            dir_okay=False, metavar="FILE.png", help="Draw reliability before and after."
-        ),
+        typer.Option(dir_okay=False, metavar="FILE.png", help="Draw reliability before and after."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     temperature: Annotated[
@@ -206,4 +204,3 @@ def _record(
             params = [question.sampling for question in questions]
             source = provenance(pair, num_prompts=len(prompts))
             return record_rounds(pin.llm, prompts, params, source, on_progress)
-

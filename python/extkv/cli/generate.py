@@ -17,6 +17,7 @@ from extkv.cli.answers import (
     TextAnswers,
     drafts_dict,
     format_drafts,
+    format_speedup,
     format_summary,
 )
 from extkv.cli.constraints import (
@@ -34,8 +35,12 @@ from extkv.errors import ExtkvError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from extkv import LLM, RequestOutput
+    from extkv import LLM, RequestOutput, SamplingParams
     from extkv.cli.questions import Question
+
+
+# Stands for the drafter that comes with extkv.
+DEFAULT_NAME = "default"
 
 
 class DtypeName(str, Enum):
@@ -108,7 +113,8 @@ def generate(
     draft: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of a DSpark drafter for the model; the answers stay the same."
+            help="Directory of a DSpark drafter for the model, or `default` for the one that comes "
+            "with extkv for its default model; the answers stay the same."
         ),
     ] = None,
     num_speculative_tokens: Annotated[
@@ -133,6 +139,10 @@ def generate(
             help="Size the KV cache after everything else, or commit a fixed one.",
         ),
     ] = True,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Answer again without drafts, and say how much faster."),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option(
@@ -167,22 +177,47 @@ def generate(
         raise typer.BadParameter(
             "give a drafter with --draft", param_hint="--num-speculative-tokens"
         )
+    if compare and draft is None:
+        raise typer.BadParameter("give a drafter with --draft", param_hint="--compare")
+    if draft is not None and str(draft) == DEFAULT_NAME:
+        from extkv.models import find_default_drafter
+
+        draft = find_default_drafter()
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype.value,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "enable_extensible_kv_cache": extensible,
+    }
     llm = load(
         model,
         draft=draft,
         speculative_config=None
         if draft is None
         else {"method": "dspark", "num_speculative_tokens": num_speculative_tokens},
-        device=device,
-        dtype=dtype.value,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enable_extensible_kv_cache=extensible,
+        **options,
     )
     typer.echo(llm.sizing_plan.table, err=True)
     with closing(llm):
-        answer(llm, questions, as_json=as_json)
+        outputs = answer(llm, questions, as_json=as_json)
+    if compare:
+        sampling_params = [question.sampling for question in questions]
+        _compare(model, options, outputs[: len(questions)], sampling_params)
+
+
+def _compare(
+    model: Path | None,
+    options: dict[str, Any],
+    outputs: Sequence[RequestOutput],
+    sampling_params: Sequence[SamplingParams],
+) -> None:
+    """Answer the first turns again without drafts, and print the speed of both."""
+    with closing(load(model, **options)) as plain:
+        prompts = [output.prompt_token_ids for output in outputs]
+        others = plain.generate(prompts, sampling_params, use_tqdm=False)
+    typer.echo(format_speedup(outputs, others), err=True)
 
 
 def load(model: Path | None, **options: Any) -> LLM:  # noqa: ANN401, options of `LLM`
@@ -194,8 +229,11 @@ def load(model: Path | None, **options: Any) -> LLM:  # noqa: ANN401, options of
         return LLM(model, on_progress=on_progress, **options)
 
 
-def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
+def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> list[RequestOutput]:
     """Answer questions and what follows them, print the answers, and the summary.
+
+    Returns:
+        The answers, those to the first turns first and in the order of the questions.
 
     Raises:
         ExtkvError: If a question cannot be answered, or no token could be chosen for one.
@@ -219,7 +257,7 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
                 finally:
                     # Marks what was cut off as aborted before it is shown.
                     stream.close()
-                    outputs += latest.values()
+                    outputs += (latest[index] for index in sorted(latest))
                     shown.finish()
             follow = (q.next_turn(latest[i].outputs[0].text) for i, q in enumerate(questions))
             questions = [question for question in follow if question is not None]
@@ -232,6 +270,7 @@ def answer(llm: LLM, questions: Sequence[Question], *, as_json: bool) -> None:
     failed = [o.outputs[0].error for o in outputs if o.outputs[0].finish_reason == "error"]
     if failed:
         raise ExtkvError(f"{len(failed)} of {len(outputs)} answers broke off: {failed[0]}")
+    return outputs
 
 
 def _print_summary(llm: LLM, outputs: Sequence[RequestOutput], elapsed_s: float) -> None:

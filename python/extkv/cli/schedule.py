@@ -98,9 +98,7 @@ def run_schedule(
                 longest = max(map(len, prompts))
                 settings = replace(settings, context_len=longest)
             source = provenance(pair)
-            result = bench_schedule(
-                pin, settings, source, prompts=prompts, on_progress=on_progress
-            )
+            result = bench_schedule(pin, settings, source, prompts=prompts, on_progress=on_progress)
     _show(result, plot=plot, out=out, as_json=as_json)
 
 
@@ -145,9 +143,7 @@ def parse_rates(text: str | None) -> tuple[float, ...] | None:
     return rates
 
 
-def speculative_config(
-    request: ScheduleRequest, rates: tuple[float, ...] | None
-) -> dict[str, Any]:
+def speculative_config(request: ScheduleRequest, rates: tuple[float, ...] | None) -> dict[str, Any]:
     """Return how the engine drafts: by a schedule, which the bench takes out of its hand at times."""
     config: dict[str, Any] = {"method": "dspark", "verification": "scheduled"}
     if request.step_cost is not None:

@@ -74,6 +74,12 @@ def serve(
         float, typer.Option(help="Share of the device to use.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="Seeds requests without a seed of their own.")] = 0,
+    disable_log_stats: Annotated[
+        bool,
+        typer.Option(
+            "--disable-log-stats", help="Send no statistics and no events of requests, for metrics."
+        ),
+    ] = False,
 ) -> None:
     """Serve MODEL as an engine: connect to a front end of vLLM and answer its requests."""
     address = _address(handshake_address, data_parallel_address, data_parallel_rpc_port)
@@ -108,7 +114,7 @@ def serve(
         gpu_memory_utilization=gpu_memory_utilization,
         seed=seed,
     )
-    service = EngineService(llm, connection)
+    service = EngineService(llm, connection, log_stats=not disable_log_stats)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     connection.start(

@@ -8,7 +8,7 @@ architecture; `config.py` says what can differ.
 from extkv.models.chat_template import ChatTemplate
 from extkv.models.config import LlamaConfig, ModelConfig
 from extkv.models.decoder import AttentionCache, DecoderModel
-from extkv.models.default_model import find_default_model
+from extkv.models.default_model import find_default_drafter, find_default_model
 from extkv.models.facts import ModelFacts, model_facts
 from extkv.models.generation import GenerationDefaults, SamplingDefaults
 from extkv.models.llama import LlamaLayerWeights, LlamaModel, LlamaWeights
@@ -37,6 +37,7 @@ __all__ = [
     "ModelWeights",
     "SamplingDefaults",
     "Tokenizer",
+    "find_default_drafter",
     "find_default_model",
     "kernel_ops",
     "load_model",

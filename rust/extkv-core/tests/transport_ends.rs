@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use extkv_core::protocol::{
-    EngineCoreOutput, EngineCoreOutputs, EngineCoreReadyResponse, EngineCoreRequest, FinishReason,
-    Profile, Untyped, UtilityOutput, UtilityResult, encode,
+    EngineCoreEvent, EngineCoreOutput, EngineCoreOutputs, EngineCoreReadyResponse,
+    EngineCoreRequest, FinishReason, Map, NumpyArray, Profile, SamplingMaskLists, StopReason,
+    Untyped, UtilityOutput, UtilityResult, encode,
 };
 use extkv_core::transport::{
     CallOutcome, EngineEnd, EngineInput, EngineOptions, EngineStatus, FrontEnd, FrontEndOptions,
@@ -82,6 +83,10 @@ fn send_tokens(engine: &EngineEnd, request_id: &str, tokens: &[u32], reason: Opt
         finish_reason: reason,
         ..EngineCoreOutput::default()
     };
+    send_output(engine, output);
+}
+
+fn send_output(engine: &EngineEnd, output: EngineCoreOutput) {
     let batch = EngineCoreOutputs { outputs: vec![output], ..EngineCoreOutputs::default() };
     engine.send(0, encode(&batch, PROFILE).unwrap()).unwrap();
 }
@@ -280,6 +285,36 @@ fn a_stream_that_nobody_reads_is_given_up_at_its_limit() {
         stream.wait(LONG),
         Some(StreamItem::End(StreamEnd::SlowReader { limit_bytes: 10_000, .. }))
     ));
+}
+
+#[test]
+fn every_part_of_an_output_counts_against_the_limit_of_its_stream() {
+    let text = "x".repeat(3000);
+    let plain = || EngineCoreOutput { request_id: "r1".to_owned(), ..EngineCoreOutput::default() };
+    let value = Untyped::from_value(&text.as_str().into()).unwrap();
+    let array = NumpyArray::named("|u1", vec![3000], vec![0; 3000].into()).unwrap();
+    let mask = SamplingMaskLists { token_ids: array, ..SamplingMaskLists::default() };
+    let outputs = [
+        EngineCoreOutput { stop_reason: Some(StopReason::Text(text.clone())), ..plain() },
+        EngineCoreOutput { kv_transfer_params: Some(Box::new(value)), ..plain() },
+        EngineCoreOutput {
+            trace_headers: Some(Map(vec![(text.clone(), text.clone())])),
+            ..plain()
+        },
+        EngineCoreOutput { mm_cache_miss_hashes: Some(vec![text]), ..plain() },
+        EngineCoreOutput { new_sampling_mask: Some(Box::new(mask)), ..plain() },
+        EngineCoreOutput { events: Some(vec![EngineCoreEvent::default(); 100]), ..plain() },
+    ];
+    for output in outputs {
+        let front = front_end(1, |options| options.max_stream_bytes = 10_000);
+        let engine = engine(&front, 0);
+        front.wait_ready(LONG).unwrap();
+        let stream = front.add(request("r1"), None).unwrap();
+        receive_one(&engine);
+        (0..5).for_each(|_| send_output(&engine, output.clone()));
+        assert!(matches!(receive_one(&engine), EngineInput::Abort { .. }), "{output:?}");
+        assert!(matches!(end_of(&stream), StreamEnd::SlowReader { .. }));
+    }
 }
 
 #[test]

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from extkv.models.checkpoint import SINGLE_FILE
+from extkv.errors import InvalidArgumentError
+from extkv.models.checkpoint import INDEX_FILE, SHARD_SUFFIX, SINGLE_FILE
 from extkv.models.dspark.config_file import LAYER_CONFIG, NON_CAUSAL_WINDOW
 from extkv.models.dspark.recognition import (
     GENERIC_ARCHITECTURE,
@@ -43,24 +44,37 @@ ROPE_TYPES = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "ya
 ROPE_KEYS = {"original_context_length": "original_max_position_embeddings"}
 
 
-def save_native(model: DSparkModel, directory: str | os.PathLike[str]) -> None:
+def save_native(
+    model: DSparkModel,
+    directory: str | os.PathLike[str],
+    *,
+    has_shared: bool = True,
+    max_shard_bytes: int | None = None,
+) -> None:
     """Write a drafter as DeepSpec does: `config.json` and `model.safetensors`.
-
-    Embedding and head are written too, even where they are the target's.
 
     Args:
         model: The drafter.
         directory: Where the files go; made if it is missing, files in it replaced.
+        has_shared: Whether embedding and head are written too where they are the target's, as
+            DeepSpec does; extkv's loader needs neither.
+        max_shard_bytes: Most bytes of tensors in a file; more than fit go to numbered shards with
+            an index. None for one file.
 
     Raises:
+        InvalidArgumentError: If one tensor is larger than a shard.
         OSError: If a file cannot be written.
     """
-    tensors = _published(model.config, model.weights, has_shared=True)
-    _write(Path(directory), native_config(model.config, model.dtype), tensors)
+    tensors = _published(model.config, model.weights, has_shared=has_shared)
+    _write(Path(directory), native_config(model.config, model.dtype), tensors, max_shard_bytes)
 
 
 def save_speculators(
-    model: DSparkModel, directory: str | os.PathLike[str], *, verifier: str | None = None
+    model: DSparkModel,
+    directory: str | os.PathLike[str],
+    *,
+    verifier: str | None = None,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """Write a drafter as speculators does: `config.json` and `model.safetensors`.
 
@@ -70,13 +84,15 @@ def save_speculators(
         model: The drafter.
         directory: Where the files go; made if it is missing, files in it replaced.
         verifier: Name or path of the target.
+        max_shard_bytes: As in `save_native`.
 
     Raises:
+        InvalidArgumentError: If one tensor is larger than a shard.
         OSError: If a file cannot be written.
     """
     tensors = _published(model.config, model.weights, has_shared=False)
     values = speculators_config(model.config, model.dtype, verifier=verifier)
-    _write(Path(directory), values, tensors)
+    _write(Path(directory), values, tensors, max_shard_bytes)
 
 
 def native_config(config: DSparkConfig, dtype: torch.dtype) -> dict[str, object]:
@@ -203,8 +219,54 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _write(directory: Path, values: dict[str, object], tensors: dict[str, torch.Tensor]) -> None:
+def _write(
+    directory: Path,
+    values: dict[str, object],
+    tensors: dict[str, torch.Tensor],
+    max_shard_bytes: int | None,
+) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    write_safetensors(directory / SINGLE_FILE, tensors)
+    shards = [tensors] if max_shard_bytes is None else _divided(tensors, max_shard_bytes)
+    # A file of an earlier save would be read before an index, or beside it.
+    for name in (SINGLE_FILE, INDEX_FILE):
+        (directory / name).unlink(missing_ok=True)
+    if len(shards) == 1:
+        write_safetensors(directory / SINGLE_FILE, shards[0])
+    else:
+        _write_shards(directory, shards)
     text = json.dumps(values, indent=2, sort_keys=True) + "\n"
     (directory / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+
+def _divided(
+    tensors: dict[str, torch.Tensor], max_shard_bytes: int
+) -> list[dict[str, torch.Tensor]]:
+    """Divide tensors into shards, in their order.
+
+    Raises:
+        InvalidArgumentError: If one is larger than a shard.
+    """
+    shards: list[dict[str, torch.Tensor]] = [{}]
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        if tensor.nbytes > max_shard_bytes:
+            msg = f"max_shard_bytes is {max_shard_bytes:,}, {name} has {tensor.nbytes:,} bytes"
+            raise InvalidArgumentError(msg)
+        num_bytes += tensor.nbytes
+        if num_bytes > max_shard_bytes:
+            shards.append({})
+            num_bytes = tensor.nbytes
+        shards[-1][name] = tensor
+    return shards
+
+
+def _write_shards(directory: Path, shards: list[dict[str, torch.Tensor]]) -> None:
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file_name = f"model-{number:05}-of-{len(shards):05}{SHARD_SUFFIX}"
+        write_safetensors(directory / file_name, shard)
+        weight_map |= dict.fromkeys(shard, file_name)
+    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    text = json.dumps(index, indent=2) + "\n"
+    (directory / INDEX_FILE).write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ use crate::protocol::coordinator::READY_MARKER;
 use crate::protocol::output::is_dead_marker;
 use crate::protocol::{
     CoordinatorNews, EngineCoreOutput, EngineCoreOutputs, EngineCoreReadyResponse,
-    HandshakeMessage, HandshakeStatus, Profile, decode,
+    HandshakeMessage, HandshakeStatus, Part, Profile, Visible, decode,
 };
 
 use super::front_state::{Delivery, FrontState};
@@ -200,21 +200,28 @@ fn sender(state: &FrontState, link: &Link) -> Option<usize> {
     known.or_else(|| (state.registry.engines.len() == 1).then_some(0))
 }
 
-/// What an output takes in memory, near enough for a limit: itself, tokens and arrays.
+/// What an output takes in memory, near enough for a limit.
 fn num_bytes_of(output: &EngineCoreOutput) -> usize {
-    let lists = output
-        .new_logprobs
-        .iter()
-        .flat_map(|lists| [&lists.logprob_token_ids, &lists.logprobs, &lists.sampled_token_ranks]);
-    let arrays = lists.chain(output.routed_experts.as_deref()).map(|array| array.data().len());
-    let prompt = output.new_prompt_logprobs_tensors.iter().flat_map(|tensors| {
-        [&tensors.logprob_token_ids, &tensors.logprobs, &tensors.selected_token_ranks]
-    });
-    let others = [&output.pooling_output, &output.prompt_token_id_logprobs];
-    let others = others.into_iter().filter_map(Option::as_deref);
-    let tensors = prompt.chain(others).map(|tensor| tensor.data().len());
+    let parts = [
+        output.new_logprobs.part(),
+        output.new_prompt_logprobs_tensors.part(),
+        output.pooling_output.part(),
+        output.stop_reason.part(),
+        output.events.part(),
+        output.kv_transfer_params.part(),
+        output.ec_transfer_params.part(),
+        output.trace_headers.part(),
+        output.prefill_stats.part(),
+        output.routed_experts.part(),
+        output.mm_cache_miss_hashes.part(),
+        output.new_sampling_mask.part(),
+        output.spec_decode_metrics.part(),
+        output.prompt_token_id_logprobs.part(),
+        output.error.part(),
+    ];
     let num_token_bytes = output.new_token_ids.len() * size_of::<u32>();
-    size_of::<EngineCoreOutput>() + num_token_bytes + arrays.chain(tensors).sum::<usize>()
+    let num_part_bytes: usize = parts.iter().map(Part::num_bytes).sum();
+    size_of::<EngineCoreOutput>() + output.request_id.len() + num_token_bytes + num_part_bytes
 }
 
 /// Follows the coordinator's waves and loads.

@@ -48,6 +48,35 @@ pub enum Part<'a> {
     Record(&'a dyn Record),
 }
 
+impl Part<'_> {
+    /// What the value takes in memory beyond its own record, near enough for a limit.
+    #[must_use]
+    pub fn num_bytes(&self) -> usize {
+        let of_all =
+            |parts: &[Self]| parts.iter().map(|part| MEMBER_BYTES + part.num_bytes()).sum();
+        match self {
+            Self::Nil | Self::Bool(_) | Self::Int(_) | Self::Float(_) | Self::Member { .. } => 0,
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Tokens(ids) => ids.len() * size_of::<u32>(),
+            Self::Numpy(array) | Self::Torch(array) => array.data.len(),
+            Self::Untyped(value) => value.msgpack().len(),
+            Self::List(members) | Self::Set(members) => of_all(members),
+            Self::Map(entries) => {
+                let of_entry = |(key, value): &(Self, Self)| key.num_bytes() + value.num_bytes();
+                entries.iter().map(|entry| 2 * MEMBER_BYTES + of_entry(entry)).sum()
+            }
+            Self::Record(record) => {
+                let fields = record.parts();
+                fields.iter().map(|(_, part)| MEMBER_BYTES + part.num_bytes()).sum()
+            }
+        }
+    }
+}
+
+/// The record of a text or a list in another value.
+const MEMBER_BYTES: usize = size_of::<String>();
+
 /// An array of a message.
 #[derive(Debug)]
 pub struct ArrayPart<'a> {

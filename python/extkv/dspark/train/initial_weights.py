@@ -1,0 +1,98 @@
+"""Where a drafter begins: at layers of its target, which have its shape, or at random numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from extkv.models.dspark.weights import EMBEDDING, LM_HEAD, allocate_drafter_weights
+
+if TYPE_CHECKING:
+    from extkv.dspark.train.settings import StudentSettings
+    from extkv.models.decoder import DecoderModel
+    from extkv.models.dspark import DSparkConfig, DSparkWeights
+    from extkv.models.weights import LayerWeights
+
+# Products that end in the residual stream.
+_INTO_STREAM = ("o_proj", "down_proj")
+
+
+def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWeights:
+    """Return float32 weights on the target's device, float64 where the target is.
+
+    Embedding and head are the target's own tensors. Markov embeddings begin as a random projection
+    of the token embeddings, so that like tokens begin alike, and their bias at 0.
+
+    Args:
+        settings: The drafter; layers of the target are used where their shape is the drafter's.
+        target: The target.
+    """
+    config = settings.config
+    dtype = torch.promote_types(target.dtype, torch.float32)
+    shared = {EMBEDDING: target.weights.embedding, LM_HEAD: target.weights.lm_head}
+    weights = allocate_drafter_weights(config, dtype, target.device, shared=shared)
+    generator = torch.Generator().manual_seed(settings.seed)
+    own = dict(weights.tensors())
+    for name in ("embedding", "lm_head"):
+        own.pop(name)
+    for name, tensor in own.items():
+        _fill(name, tensor, config, generator)
+    with torch.no_grad():
+        weights.backbone.final_norm.copy_(target.weights.final_norm)
+        if weights.markov_w1 is not None:
+            weights.markov_w1.copy_(_projected(target.weights.embedding, weights.markov_w1))
+        if settings.initial == "target":
+            _copy_layers(weights, target, generator)
+    return weights
+
+
+def _fill(
+    name: str, tensor: torch.Tensor, config: DSparkConfig, generator: torch.Generator
+) -> None:
+    field = name.rsplit(".", 1)[-1]
+    if field.endswith("norm"):
+        tensor.fill_(1.0)
+    elif field.endswith("bias") or field in {"markov_w2", "confidence_proj"}:
+        tensor.zero_()
+    else:
+        std = tensor.shape[-1] ** -0.5
+        if field in _INTO_STREAM:
+            std *= (2 * config.backbone.num_layers) ** -0.5
+        # Drawn on the host, so that every device begins alike.
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
+
+
+def _projected(embedding: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a random projection of token embeddings, of mean square 1."""
+    rank = like.shape[1]
+    generator = torch.Generator().manual_seed(rank)
+    matrix = torch.randn((embedding.shape[1], rank), generator=generator).to(like)
+    projected = embedding.to(like.dtype) @ matrix
+    norms = projected.norm(dim=1, keepdim=True)
+    scaled: torch.Tensor = projected / norms.clamp(min=1e-6) * math.sqrt(rank)
+    return scaled
+
+
+def _copy_layers(weights: DSparkWeights, target: DecoderModel, generator: torch.Generator) -> None:
+    """Copy evenly spread layers of the target, first and last among them, where shapes are equal.
+
+    The features of the context begin as the mean of the taps.
+    """
+    layers, sources = weights.backbone.layers, target.weights.layers
+    last = len(sources) - 1
+    for index, layer in enumerate(layers):
+        place = last if len(layers) == 1 else round(index * last / (len(layers) - 1))
+        _copy_layer(layer, sources[place])
+    hidden, num_taps = weights.fc.shape[0], weights.fc.shape[1] // weights.fc.shape[0]
+    identity = torch.eye(hidden).repeat(1, num_taps) / num_taps
+    noise = torch.randn(weights.fc.shape, generator=generator) * weights.fc.shape[1] ** -0.5
+    weights.fc.copy_(identity + noise / 4)
+
+
+def _copy_layer(layer: LayerWeights, source: LayerWeights) -> None:
+    for name, tensor in vars(layer).items():
+        found = getattr(source, name)
+        if isinstance(found, torch.Tensor) and found.shape == getattr(tensor, "shape", None):
+            tensor.copy_(found)

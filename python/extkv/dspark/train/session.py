@@ -1,0 +1,257 @@
+"""Put a run together: the target, its engine, drafters, held-out texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from extkv.device import resolve_device
+from extkv.dspark.train.generation import GenerationSettings, turn_tokens
+from extkv.dspark.train.prompts import build_prompt
+from extkv.dspark.train.run import Run
+from extkv.dspark.train.settings import BatchSettings, RunSettings
+from extkv.dspark.train.texts import TextStore
+from extkv.dspark.train.trainer import Trainer
+from extkv.dspark.train.workers import LocalSource, WorkerSource
+from extkv.errors import InvalidArgumentError
+from extkv.models import find_default_model, kernel_ops, load_model
+from extkv.models.model_source import read_model_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from extkv.dspark.train.settings import StudentSettings
+    from extkv.dspark.train.texts import Text
+    from extkv.dspark.train.workers import TextSource
+    from extkv.models import LoadedModel
+
+    Progress = Callable[[str, int, int], None]
+    # Makes the drafters, once the target's shape is known.
+    MakeStudents = Callable[[LoadedModel], Sequence[StudentSettings]]
+
+# Name of the held-out prompts that decide which drafter is best.
+HELD_OUT = "held-out"
+CUDA_WORKERS = 3
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Say what is trained on what.
+
+    Attributes:
+        model: The target: GGUF file or directory; None for the installed SmolLM2.
+        directory: Where everything is written.
+        device: As for `LLM`.
+        run: How long.
+        batches: What a step reads.
+        generation: What is generated.
+        texts: Texts of an earlier run, as `.npz`; nothing is generated to train on then.
+        evaluate: JSON-lines files of prompts (`turns`, first turns count), never trained on.
+        num_held_out: Prompts of each held-out set.
+        num_workers: Processes that generate, 0 for this one; None for three on CUDA, else 0.
+        max_num_seqs: Texts that each of them generates at once; None for the engine's default.
+        is_resumed: Whether to go on from the directory's checkpoint.
+        verifier: Name of the target in the drafters' files; by default that of its file.
+        writes_drafters: Whether drafters and a checkpoint are written, or measured only.
+    """
+
+    model: Path | None = None
+    directory: Path = Path("drafter")
+    device: str | None = None
+    run: RunSettings = field(default_factory=RunSettings)
+    batches: BatchSettings = field(default_factory=BatchSettings)
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    texts: Path | None = None
+    evaluate: tuple[Path, ...] = ()
+    num_held_out: int = 32
+    num_workers: int | None = None
+    max_num_seqs: int | None = None
+    is_resumed: bool = False
+    verifier: str | None = None
+    writes_drafters: bool = True
+
+
+def train_drafters(
+    settings: SessionSettings,
+    make_students: MakeStudents,
+    on_progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train drafters within a budget.
+
+    Args:
+        settings: What is trained on what.
+        make_students: Returns the drafters for a target.
+        on_progress: Told a phase, what is done and how much there is.
+
+    Returns:
+        Accepted length and its like of every drafter, by its name and that of the texts.
+
+    Raises:
+        ModelFileError: If a file cannot be read.
+        InvalidArgumentError: If settings contradict each other or the target.
+        ExtkvError: If a process that generates fails.
+    """
+    path = find_default_model() if settings.model is None else settings.model
+    length = min(settings.generation.max_text_len, read_model_config(path).context_length)
+    generation = dataclasses.replace(settings.generation, max_text_len=length)
+    settings = dataclasses.replace(settings, generation=generation)
+    kind, ordinal = resolve_device(settings.device)
+    is_cuda = kind == "cuda"
+    device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
+    source: TextSource | None = None
+    num_workers = settings.num_workers
+    if num_workers is None:
+        num_workers = CUDA_WORKERS if is_cuda else 0
+    if num_workers:
+        # They load while this process does.
+        source = _workers(settings, num_workers, path, str(device))
+    try:
+        loaded = load_model(
+            path,
+            dtype=torch.bfloat16 if is_cuda else torch.float32,
+            device=device,
+            ops=kernel_ops() if is_cuda else None,
+        )
+        ranks = _ranks(device)
+        if source is None:
+            source = _local(settings, loaded, (ranks.rank, ranks.size))
+        trainer = Trainer(loaded.model, make_students(loaded), settings.batches, ranks=ranks)
+        run = Run(
+            trainer,
+            settings.run,
+            settings.directory,
+            source=None if settings.texts is not None else source,
+            held_out=held_out_texts(settings, loaded, source),
+            verifier=settings.verifier or path.stem,
+            writes_drafters=settings.writes_drafters,
+            on_progress=on_progress,
+        )
+        if settings.texts is not None:
+            run.store = TextStore.load(settings.texts)
+        if settings.is_resumed:
+            run.resume()
+        try:
+            return run.go()
+        finally:
+            if settings.writes_drafters:
+                run.checkpoint()
+    finally:
+        if source is not None:
+            source.close()
+
+
+def held_out_texts(
+    settings: SessionSettings, loaded: LoadedModel, source: TextSource
+) -> dict[str, TextStore]:
+    """Let the target answer the held-out prompts, at temperature 0 and 1.
+
+    Texts of an earlier run in the directory are used again where it is resumed.
+    """
+    folder = settings.directory / "held_out"
+    folder.mkdir(parents=True, exist_ok=True)
+    turns = turn_tokens(loaded)
+    sets = {HELD_OUT: held_out_prompts(settings.generation.seed, settings.num_held_out)}
+    sets |= {file.stem: read_prompts(file)[: settings.num_held_out] for file in settings.evaluate}
+    name_of = {
+        (
+            *turns.before,
+            *loaded.tokenizer.encode(text, add_special_tokens=False),
+            *turns.after,
+        ): name
+        for name, prompts in sets.items()
+        for text in prompts
+    }
+    files = {
+        (name, heat): folder / f"{name}-{heat:.0f}.npz" for name in sets for heat in (0.0, 1.0)
+    }
+    if not (settings.is_resumed and all(file.exists() for file in files.values())):
+        for heat in (0.0, 1.0):
+            # All sets together: a batch takes as long as its longest answer.
+            texts = source.answer(list(name_of), heat)
+            texts.sort(key=lambda text: list(text.token_ids))
+            for name in sets:
+                own = [
+                    text
+                    for text in texts
+                    if name_of[tuple(text.token_ids[: text.answer_start])] == name
+                ]
+                store_of(own).save(files[name, heat])
+    return {f"{name} T={heat:.0f}": TextStore.load(file) for (name, heat), file in files.items()}
+
+
+def store_of(texts: Sequence[Text]) -> TextStore:
+    """Return a store of some texts."""
+    store = TextStore()
+    store.extend(texts)
+    return store
+
+
+def held_out_prompts(seed: int, count: int) -> list[str]:
+    """Return prompts of the templates that no run with this seed trains on."""
+    return [build_prompt(-1 - seed, number) for number in range(count)]
+
+
+def read_prompts(path: str | os.PathLike[str]) -> list[str]:
+    """Return the first user turn of each line of a file of prompts.
+
+    Raises:
+        InvalidArgumentError: If a line has no turns.
+    """
+    prompts = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(str(json.loads(line)["turns"][0]))
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            msg = f"{path}, line {number}: expected an object with turns: {error}"
+            raise InvalidArgumentError(msg) from error
+    return prompts
+
+
+def _ranks(device: torch.device) -> Any:  # noqa: ANN401, imported where it is used
+    """Join the process group that `torchrun` describes, if it does."""
+    from torch import distributed
+
+    from extkv.dspark.train.distributed import Ranks
+
+    if "WORLD_SIZE" in os.environ and not distributed.is_initialized():
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return Ranks(device)
+
+
+def _engine_options(settings: SessionSettings, *, is_cuda: bool) -> dict[str, Any]:
+    """Return arguments of `LLM` that all engines of a run have."""
+    length = settings.generation.max_text_len
+    options: dict[str, Any] = {"max_model_len": length}
+    if settings.max_num_seqs is not None:
+        options["max_num_seqs"] = settings.max_num_seqs
+    if is_cuda:
+        # What the texts can use; the rest is for training.
+        num_seqs = settings.max_num_seqs or 256
+        options["num_gpu_blocks_override"] = num_seqs * (length // 16 + 1)
+    return options
+
+
+def _local(settings: SessionSettings, loaded: LoadedModel, share: tuple[int, int]) -> LocalSource:
+    from extkv.engine.llm import LLM
+
+    options = _engine_options(settings, is_cuda=loaded.model.device.type == "cuda")
+    # The model is loaded, with as many positions as it has.
+    del options["max_model_len"]
+    return LocalSource(
+        lambda: LLM(loaded, device=str(loaded.model.device), **options), settings.generation, share
+    )
+
+
+def _workers(settings: SessionSettings, num_workers: int, path: Path, device: str) -> WorkerSource:
+    options = _engine_options(settings, is_cuda=device != "cpu")
+    options |= {"model": str(path), "device": device}
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    return WorkerSource(num_workers, options, settings.generation, (rank, size))
