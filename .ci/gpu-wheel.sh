@@ -6,6 +6,17 @@ cd "$(dirname "$0")/.."
 mkdir -p .gpu
 rm -f .gpu/extkv-*.whl
 .venv/bin/maturin build --release --quiet --out .gpu
+# The drafter's weights are in the tree that goes there with it.
+.venv/bin/python - .gpu/extkv-*.whl <<'PYTHON'
+import os, sys, zipfile
+
+path = sys.argv[1]
+with zipfile.ZipFile(path) as wheel, zipfile.ZipFile(f"{path}.small", "w", zipfile.ZIP_DEFLATED) as small:
+    for entry in wheel.infolist():
+        if not entry.filename.endswith(".safetensors"):
+            small.writestr(entry, wheel.read(entry))
+os.replace(f"{path}.small", path)
+PYTHON
 for package in typer==0.29.2 rich==15.0.0 gguf==0.19.0 llguidance==1.9.1 pytest-timeout==2.4.0 shellingham markdown-it-py mdurl pygments; do
     name=${package%%==*}
     if ! compgen -G ".gpu/${name//-/_}-*.whl" >/dev/null; then

@@ -59,7 +59,7 @@ def run(*arguments: str):
 
 
 def test_profile_writes_a_table_that_an_engine_reads(target, drafter, tmp_path):
-    out = tmp_path / "cost.json"
+    out, steps = tmp_path / "cost.json", tmp_path / "steps.json"
     shapes = [
         "--num-requests",
         "1",
@@ -73,7 +73,9 @@ def test_profile_writes_a_table_that_an_engine_reads(target, drafter, tmp_path):
     result = run(
         *("profile", target, "--draft", drafter, "--device", "cpu", "--max-num-seqs", "2"),
         *("--context-len", "4", "--quick", "--json", "--out", str(out), *shapes, *NO_LIMITS),
+        *("--steps", str(steps)),
     )
+    assert len(json.loads(steps.read_text())["samples"]) == 6
     if result.exit_code == 1:
         # Even without limits on noise: a curve that falls or stays flat is refused, with a reason.
         assert result.stderr.startswith("error: ")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from extkv import CompletionOutput, RequestOutput, SamplingParams
-from extkv.cli.answers import JsonAnswers, TextAnswers
+from extkv.cli.answers import JsonAnswers, TextAnswers, format_speedup
 from extkv.cli.questions import Question
 from extkv.outputs import RequestMetrics
 
@@ -85,3 +85,20 @@ def test_json_of_what_is_there_when_a_run_is_cut_off(shown):
     answers.show(1, output("tw"))
     answers.finish()
     assert json.loads(shown())["text"] == "tw"
+
+
+def timed(token_ids, seconds):
+    metrics = RequestMetrics(0.0)
+    metrics.add_token(1.0)
+    metrics.add_token(1.0 + seconds)
+    completion = CompletionOutput(0, token_ids=token_ids)
+    return RequestOutput("0", None, [1], None, [completion], finished=True, metrics=metrics)
+
+
+def test_speed_with_drafts_stands_beside_that_without():
+    drafted = [timed([1, 2, 3, 4, 5], 2.0), timed([1, 2, 3], 1.0)]
+    plain = [timed([1, 2, 3, 4, 5], 3.0), timed([1, 9, 3], 1.0)]
+    assert format_speedup(drafted, plain) == (
+        "speed: 3.0 tokens/s with drafts, 2.0 without: 1.50 x; 1 of 2 answers are the same"
+    )
+    assert "too short" in format_speedup([timed([1], 0.0)], [timed([1], 0.0)])

@@ -25,3 +25,12 @@ def test_the_default_model_is_found_without_importing_its_package(monkeypatch, t
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(default_model, "DEFAULT_MODEL_PACKAGE", "carrier_package")
     assert default_model.find_default_model() == package / "model.gguf"
+
+
+def test_the_default_drafter_is_found_or_said_to_be_missing(monkeypatch, tmp_path):
+    monkeypatch.setattr(default_model, "DEFAULT_DRAFTER", tmp_path / "drafter")
+    with pytest.raises(ModelFileError, match="drafter: this copy of extkv comes without it"):
+        default_model.find_default_drafter()
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "config.json").write_text("{}")
+    assert default_model.find_default_drafter() == tmp_path / "drafter"

