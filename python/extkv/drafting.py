@@ -8,6 +8,23 @@ if TYPE_CHECKING:
     import torch
 
 
+class DraftRequests(NamedTuple):
+    """Hold what a draft round needs to know of each request of a step.
+
+    Attributes:
+        anchors (int64, [num_reqs], device): Token that was decided last.
+        num_rejected (int32, [num_reqs], device): Last rows of the step that do not stand; all of a
+            request that drafts nothing.
+        temperature (float32, [num_reqs], device): Its temperature.
+        seeds (int64, [num_reqs], device): Its random key.
+    """
+
+    anchors: torch.Tensor
+    num_rejected: torch.Tensor
+    temperature: torch.Tensor
+    seeds: torch.Tensor
+
+
 class DraftBlock(NamedTuple):
     """Inputs of a draft round, from `draft_block_inputs`.
 

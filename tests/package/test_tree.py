@@ -57,6 +57,9 @@ def test_imports_follow_the_arrows(path: Path):
         assert not uses("torch")
         assert not uses("extkv.engine")
         assert not uses("extkv.serve")
+    if folder(path) == "structured_outputs":
+        assert not uses("torch")
+        assert not uses("extkv.engine")
     if folder(path) == "engine":
         assert not uses("extkv.bench")
 

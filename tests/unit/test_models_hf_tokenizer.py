@@ -73,6 +73,15 @@ def test_ids_beyond_the_tokenizer_have_no_text(directory):
     assert tokenizer.decode([299]) == ""
 
 
+def test_tokens_have_the_names_that_the_vocabulary_gives_them(directory):
+    tokenizer = read_tokenizer(directory)
+    assert [tokenizer.token_name(token_id) for token_id in (256, 258, 299)] == [
+        "<end>",
+        "<think>",
+        "",
+    ]
+
+
 def test_rejects_a_tokenizer_larger_than_the_model(directory):
     encoder = make_encoder()
     encoder.add_tokens([f"<{number}>" for number in range(100)])

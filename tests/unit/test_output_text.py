@@ -48,7 +48,7 @@ def write(pieces, **fields):
 
 
 @pytest.mark.parametrize("stop", [["lo", "ell"], ["ell", "lo"]], ids=str)
-def test_the_stop_string_complete_first_wins_whatever_the_order(stop):
+def test_b47_the_stop_string_complete_first_wins_whatever_the_order(stop):
     assert write(["hello"], stop=stop)[:2] == ("h", "ell")
 
 

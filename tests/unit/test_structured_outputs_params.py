@@ -170,6 +170,17 @@ def test_a_failure_inside_the_library_is_one_of_the_request(monkeypatch):
         COMPILER.compile(StructuredOutputsParams(regex="a"))
 
 
+def test_without_memory_for_a_thread_the_request_is_refused(monkeypatch):
+    def failing(_thread):
+        raise RuntimeError("can't start new thread")
+
+    before = threading.stack_size()
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(GrammarError, match="no thread with a stack of 536870912 bytes"):
+        COMPILER.compile(StructuredOutputsParams(regex="unseen"))
+    assert threading.stack_size() == before
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_is_no_failure_of_a_grammar(error):
     def interrupted():

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from extkv.drafting import DraftRequests
 from extkv.dspark.rounds import HostDrafts, RoundBook
 from extkv.dspark.schedule import FixedSchedule
-from extkv.dspark.speculator import DraftRequests
 from extkv.dspark.timing import SpanTimer
 from extkv.dspark.verification import PendingWindows, Verifier, Window
 from extkv.engine.sampling_slots import upload

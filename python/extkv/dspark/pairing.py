@@ -12,7 +12,7 @@ from extkv.dspark.drafting import Drafting
 from extkv.dspark.options import SpeculativeOptions
 from extkv.dspark.planning import SpeculationController
 from extkv.dspark.schedule import FixedSchedule
-from extkv.dspark.speculator import Speculator, check_limits
+from extkv.dspark.speculator import Speculator
 from extkv.dspark.step_profile import measure_step_cost
 from extkv.errors import InvalidArgumentError
 from extkv.models.dspark import check_pair, load_drafter
@@ -59,7 +59,7 @@ def make_speculator(
         source = load_drafter(source, target, ops=target.ops, on_progress=report)
     check_pair(source.config, target.config)
     speculator = Speculator(source, options, config, vocab_size=target.config.vocab_size)
-    check_limits(speculator, config)
+    _check_limits(speculator, config)
     return speculator, options
 
 
@@ -114,3 +114,18 @@ def _controlled(
     )
     is_greedy = options.planner == "greedy"
     return ControlledSchedule(controller, confidences, has_free_budget=is_greedy)
+
+
+def _check_limits(speculator: Speculator, config: EngineConfig) -> None:
+    """Check that a step of all sequences with all drafts fits the token budget.
+
+    Raises:
+        InvalidArgumentError: If it does not.
+    """
+    needed = config.max_num_seqs * (1 + speculator.num_drafts)
+    if needed > config.max_num_batched_tokens:
+        raise InvalidArgumentError(
+            f"max_num_seqs = {config.max_num_seqs} sequences of 1 + {speculator.num_drafts} rows "
+            f"are {needed} tokens, more than max_num_batched_tokens = "
+            f"{config.max_num_batched_tokens}: lower max_num_seqs or raise it"
+        )

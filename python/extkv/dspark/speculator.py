@@ -9,7 +9,6 @@ after the anchor's, where the next step's rows come to lie.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,36 +17,18 @@ from extkv.attention.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.drafting import DraftBlock, DraftLaw, MarkovDraw
 from extkv.engine.batch import StepInputs
 from extkv.engine.graphs import DecodeGraphs
-from extkv.errors import InvalidArgumentError
 from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from extkv.drafting import DraftRequests
     from extkv.dspark.options import SpeculativeOptions
     from extkv.engine.config import EngineConfig
     from extkv.kv import KVCache, Layer
     from extkv.models.dspark.model import DSparkModel
 
 LAYER_PREFIX = "draft.layers"
-
-
-@dataclass(frozen=True)
-class DraftRequests:
-    """Hold what a draft round needs to know of each request of a step.
-
-    Attributes:
-        anchors (int64, [num_reqs], device): Token that was decided last.
-        num_rejected (int32, [num_reqs], device): Last rows of the step that do not stand; all of a
-            request that drafts nothing.
-        temperature (float32, [num_reqs], device): Its temperature.
-        seeds (int64, [num_reqs], device): Its random key.
-    """
-
-    anchors: torch.Tensor
-    num_rejected: torch.Tensor
-    temperature: torch.Tensor
-    seeds: torch.Tensor
 
 
 class Speculator:
@@ -423,18 +404,3 @@ class Speculator:
             tensor.zero_()
         self._block.slots.fill_(-1)
         self._temperature.zero_()
-
-
-def check_limits(speculator: Speculator, config: EngineConfig) -> None:
-    """Check that a step of all sequences with all drafts fits the token budget.
-
-    Raises:
-        InvalidArgumentError: If it does not.
-    """
-    needed = config.max_num_seqs * (1 + speculator.num_drafts)
-    if needed > config.max_num_batched_tokens:
-        raise InvalidArgumentError(
-            f"max_num_seqs = {config.max_num_seqs} sequences of 1 + {speculator.num_drafts} rows "
-            f"are {needed} tokens, more than max_num_batched_tokens = "
-            f"{config.max_num_batched_tokens}: lower max_num_seqs or raise it"
-        )

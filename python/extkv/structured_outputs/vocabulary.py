@@ -51,25 +51,28 @@ class TokenVocabulary:
                 self.tokens[token_id] = name.encode()
                 if name:
                     self.special_token_ids.append(token_id)
+        self._special = frozenset(self.special_token_ids)
 
     def __call__(self, text: str) -> list[int]:
         """Return tokens whose bytes are a text: the tokenizer's, or else the longest at each place.
 
-        A tokenizer may put a space in front, or normalise; a grammar must get what it spells.
+        A tokenizer may put a space in front, normalise, or take a text for the name of a control
+        token; a grammar must get what it spells.
         """
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         data = text.encode()
-        if b"".join(self.tokens[token_id] for token_id in token_ids) == data:
+        is_text = self._special.isdisjoint(token_ids)
+        if is_text and b"".join(self.tokens[token_id] for token_id in token_ids) == data:
             return token_ids
         return self._longest_tokens(data)
 
     def _longest_tokens(self, data: bytes) -> list[int]:
         """Spell bytes token by token, as far as the vocabulary can."""
         if not self._id_of:
-            special = set(self.special_token_ids)
             for token_id, spelt in enumerate(self.tokens):
-                if spelt and token_id not in special:
-                    self._id_of.setdefault(spelt, token_id)
+                if spelt and token_id not in self._special:
+                    # Of equal ones the last: SentencePiece has tokens for bytes before words.
+                    self._id_of[spelt] = token_id
         longest = max(map(len, self._id_of), default=0)
         token_ids, start = [], 0
         while start < len(data):
