@@ -64,6 +64,7 @@ bench: $(VENV)/.built $(VENV)/.dev  ## Run the benches that need no GPU; see ben
 	$(BIN)/python -m bench.kv.bench_cache
 	$(BIN)/python -m bench.protocol.bench_codec
 	$(BIN)/python -m bench.sched.bench_plan
+	cargo bench --quiet -p dspark-sched
 
 gpu-wheel: $(VENV)/.built  ## Put all that a GPU machine without a network needs into .gpu/.
 	.ci/gpu-wheel.sh

@@ -1,7 +1,8 @@
 """No drafts, fixed numbers of them and a schedule, on a Qwen3-8B shape with a random drafter.
 
-Acceptance is synthetic (0.7, 0.5, 0.3, …): the text means nothing, the work is real. One engine runs
-all of them in turns; "no drafts" keeps the drafter's context, as an engine that may draft again must.
+Acceptance is synthetic (0.7, 0.5, 0.3, …): the text means nothing, the work is real. One engine
+runs all of them in turns; "no drafts" keeps the drafter's context, as an engine must that may draft
+again.
 
 Run from the repository root: `python -m bench.engine.bench_schedule --out FILE`. `--points` writes
 what `extkv bench schedule --result FILE --plot FILE.png` draws.
@@ -9,7 +10,6 @@ what `extkv bench schedule --result FILE --plot FILE.png` draws.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -24,6 +24,7 @@ from extkv.engine.llm import LLM
 from bench.timing import Report, argument_parser
 
 if TYPE_CHECKING:
+    import argparse
     from typing import Any
 
 RATES = (0.7, 0.5, 0.3, 0.3, 0.3, 0.3, 0.3)

@@ -1,7 +1,7 @@
 """Throughput of a schedule against no drafts and fixed numbers of them, simulated, load by load.
 
-No device is measured: costs are the tables of `cost_tables.py`. Times in the rows are simulated
-microseconds per generated token. Run from the repository root:
+No device is measured: costs are the tables of `cost_tables.py`, some of them recorded. Times in the
+rows are simulated microseconds per generated token. Run from the repository root:
 `python -m bench.sched.bench_simulation --out FILE`.
 """
 
@@ -25,6 +25,7 @@ DRIFTS: dict[str, Drift | None] = {
     "fixed +50 %": Drift(fixed=1.5),
     "fixed -50 %": Drift(fixed=0.5),
     "all +50 %": Drift(fixed=1.5, verify=1.5, draft=1.5),
+    "all -50 %": Drift(fixed=0.5, verify=0.5, draft=0.5),
     "acceptance -50 %": Drift(acceptance=0.5),
     "acceptance +50 %": Drift(acceptance=1.5),
 }

@@ -1,4 +1,6 @@
-"""Cost tables that the simulations use. Neither was measured by this project.
+"""Cost tables that the simulations use.
+
+The two made here were not measured by this project; `recorded` are those under bench/results.
 
 `roofline_8b`: an 8-billion-parameter dense model in bf16 on one H200, by arithmetic: 16.4 GB of
 weights at 4.0 TB/s, 16.4 GFLOP per token at 600 TFLOP/s, 1,024 tokens of context per request at
@@ -12,7 +14,15 @@ tokens are assumed. The draft pass is taken out of the fixed part.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from extkv.dspark.cost import CostTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_RESULTS = Path(__file__).parents[1] / "results" / "sched"
 
 _TOKENS = (1, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 
@@ -56,4 +66,10 @@ def trtllm_log() -> CostTable:
     )
 
 
-TABLES = {"roofline_8b": roofline_8b, "trtllm_log": trtllm_log}
+def recorded() -> dict[str, Callable[[], CostTable]]:
+    """Return the tables put together from benches, and those that `extkv profile` wrote."""
+    paths = sorted(_RESULTS.glob("*_cost.json"))
+    return {path.stem: (lambda path=path: CostTable.load(path)) for path in paths}
+
+
+TABLES = {"roofline_8b": roofline_8b, "trtllm_log": trtllm_log, **recorded()}

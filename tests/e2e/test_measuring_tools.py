@@ -59,12 +59,23 @@ def run(*arguments: str):
 
 
 def test_profile_writes_a_table_that_an_engine_reads(target, drafter, tmp_path):
-    out = tmp_path / "cost.json"
-    shapes = ["--num-requests", "1", "--num-requests", "2", "--verify-len", "0", "--verify-len", "1"]
+    out, steps = tmp_path / "cost.json", tmp_path / "steps.json"
+    shapes = [
+        "--num-requests",
+        "1",
+        "--num-requests",
+        "2",
+        "--verify-len",
+        "0",
+        "--verify-len",
+        "1",
+    ]
     result = run(
         *("profile", target, "--draft", drafter, "--device", "cpu", "--max-num-seqs", "2"),
         *("--context-len", "4", "--quick", "--json", "--out", str(out), *shapes, *NO_LIMITS),
+        *("--steps", str(steps)),
     )
+    assert len(json.loads(steps.read_text())["samples"]) == 6
     if result.exit_code == 1:
         # Even without limits on noise: a curve that falls or stays flat is refused, with a reason.
         assert result.stderr.startswith("error: ")
@@ -199,7 +210,11 @@ def test_schedules_are_compared_drawn_and_shown_again(target, drafter, tmp_path)
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
     assert values == json.loads(out.read_text())
-    assert [point["schedule"] for point in values["points"]] == ["no drafts", "fixed 3", "scheduled"]
+    assert [point["schedule"] for point in values["points"]] == [
+        "no drafts",
+        "fixed 3",
+        "scheduled",
+    ]
     assert values["acceptance_rates"] == [0.9, 0.5]
     assert plot.read_bytes().startswith(b"\x89PNG")
     shown = run("bench", "schedule", "--result", str(out), "--plot", str(plot))

@@ -432,7 +432,7 @@ def test_reports_reach_a_callback_and_add_up(loaded, expected):
             "confidence_temperatures are of the head's logits",
         ),
     ],
-    ids=str,
+    ids=["mode", "more", "less", "both", "fixed", "source", "planner", "heat"],
 )
 def test_options_that_contradict_each_other_are_refused(loaded, speculative, words):
     with pytest.raises(InvalidArgumentError, match=words):

@@ -30,10 +30,9 @@ def attend(case: PagedCase, num_splits: int, **options: object) -> torch.Tensor:
     workspace = torch.full((size,), torch.nan, device=case.query.device)
     out = torch.full_like(case.query, torch.nan)
     lengths = case.query_start_loc.diff()
-    max_query_len = max(int(lengths.max()) if lengths.numel() else 1, 1)
+    options.setdefault("max_query_len", max(int(lengths.max()) if lengths.numel() else 1, 1))
     found = kernel.decode_attention(
         **case.arguments,
-        max_query_len=max_query_len,
         num_splits=num_splits,
         workspace=workspace,
         out=out,
@@ -65,6 +64,23 @@ def test_drafted_rows_equal_the_formula(
 ):
     case = make_case(DRAFTED, device=device, num_heads=2, num_kv_heads=1, num_padded_tokens=2)
     check(case, num_splits, is_causal=is_causal, sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_windows_in_a_graph_with_room_for_more(num_splits: int, device: torch.device):
+    """A graph of 16 tokens: up to 16 sequences of up to eight tokens, most of them not there."""
+    windows = [(3, 70), (1, 33), (5, 140)]
+    padding = 16 - sum(length for length, _ in windows)
+    case = make_case(
+        [*windows, *[(0, 0)] * (16 - len(windows))],
+        device=device,
+        num_heads=2,
+        num_kv_heads=1,
+        num_padded_tokens=padding,
+    )
+    found = attend(case, num_splits, max_query_len=8)
+    assert_matches(found, explicit_attention(case))
+    assert int(found[-padding:].count_nonzero()) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,10 @@ def sequence(sequence_id: int, num_tokens: int, finish: str = "length", stop=Non
 
 
 @pytest.mark.parametrize("source", ["head", "both"])
-def test_an_engine_s_rounds_are_recorded_whole_and_paired(source):
-    llm = drafted_engine(speculative={"verification": "scheduled", "confidence": source})
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_an_engine_s_rounds_are_recorded_whole_and_paired(source, is_async):
+    speculative = {"verification": "scheduled", "confidence": source}
+    llm = drafted_engine(speculative=speculative, async_scheduling=is_async)
     schedule = llm.engine.drafting.schedule
     prompts = [[3, 4, 5], [7], [8, 9], [1, 2, 3, 4], [5, 6]]
     params = [SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)] * len(prompts)
@@ -56,9 +58,11 @@ def test_an_engine_s_rounds_are_recorded_whole_and_paired(source):
     assert len({one.logits for one in found.rounds}) == len(found.rounds)
 
 
-def test_recorded_logits_are_those_of_the_drafts_that_were_verified():
-    """Logits decide acceptance here, so that a slip by one round would show."""
-    llm = drafted_engine(speculative={"verification": "scheduled", "confidence": "head"})
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_recorded_logits_are_those_of_the_drafts_that_were_verified(is_async):
+    """A slip by one round would show against what the engine itself reports."""
+    speculative = {"verification": "scheduled", "confidence": "head"}
+    llm = drafted_engine(speculative=speculative, async_scheduling=is_async)
     rounds, seen = llm.engine.drafting.rounds, []
     real = RecordingSchedule.lens
 
@@ -75,7 +79,7 @@ def test_recorded_logits_are_those_of_the_drafts_that_were_verified():
     finally:
         RecordingSchedule.lens = real
     by_number = dict(seen)
-    reports = {number: report for number, report in enumerate(rounds.reports, start=1)}
+    reports = dict(enumerate(rounds.reports, start=1))
     for one in found.rounds:
         np.testing.assert_array_equal(one.logits, by_number[one.logits_round][0])
         assert reports[one.outcome_round].num_accepted == one.num_accepted
@@ -149,6 +153,18 @@ def test_a_file_brings_back_the_rounds(tmp_path):
         assert one.logits == pytest.approx(expected.logits, abs=1e-4)
 
 
+HEAD = '{"format": "extkv.rounds.v1", "num_drafts": 2, "num_left_out": 0, "source": {}}\n'
+ROUND = {
+    "request_id": 5,
+    "logits_round": 1,
+    "outcome_round": 1,
+    "logits": [0.5],
+    "num_verified": 2,
+    "num_accepted": 0,
+    "end": -1,
+}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -157,17 +173,8 @@ def test_a_file_brings_back_the_rounds(tmp_path):
         ("[1]\n", "cannot read the rounds"),
         ('{"format": "other"}\n', "has format 'other', expected 'extkv.rounds.v1'"),
         ('{"format": "extkv.rounds.v1"}\n', "cannot read the rounds"),
-        (
-            '{"format": "extkv.rounds.v1", "num_drafts": 2, "num_left_out": 0, "source": {}}\n'
-            '{"request_id": 5, "logits_round": 1, "outcome_round": 1, "logits": [0.5], '
-            '"num_verified": 2, "num_accepted": 0, "end": -1}\n',
-            "request 5 has 1 logits, expected 2",
-        ),
-        (
-            '{"format": "extkv.rounds.v1", "num_drafts": 1, "num_left_out": 0, "source": {}}\n'
-            '{"request_id": 5, "logits": [0.5], "end": -1}\n',
-            "cannot read the rounds",
-        ),
+        (HEAD + json.dumps(ROUND), "request 5 has 1 logits, expected 2"),
+        (HEAD + '{"request_id": 5, "logits": [0.5, 1], "end": -1}', "cannot read the rounds"),
     ],
     ids=["missing", "empty", "array", "format", "no-drafts", "logits", "fields"],
 )
@@ -198,9 +205,7 @@ def test_bins_have_the_calibration_error_of_the_fit():
         (fit.temperatures, fit.ece_after),
     ):
         positions = reliability(rounds, temperatures)
-        for bins, error, count in zip(
-            positions, errors, fit.num_rounds_by_position, strict=True
-        ):
+        for bins, error, count in zip(positions, errors, fit.num_rounds_by_position, strict=True):
             total = sum(one.num_rounds for one in bins)
             gap = sum(one.num_rounds * abs(one.promised - one.observed) for one in bins)
             assert total == count

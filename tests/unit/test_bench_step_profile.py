@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
-from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
 from extkv.bench.steady_load import SteadyLoad
+from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
 from extkv.bench.verify_pin import VerifyPin
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.engine.llm import LLM
@@ -113,10 +114,12 @@ def test_the_quietest_trial_counts(pin, monkeypatch):
     assert profile_steps(pin, SHAPES, SOURCE).worst_residual_ratio < 0.01
 
 
-def test_a_flat_table_is_refused(pin, monkeypatch):
+def test_b52_a_flat_table_is_refused(pin, monkeypatch):
     fake_times(monkeypatch, lambda _r, verify_len, _c: 1000.0 + 50.0 * (verify_len is not None))
+    kept = []
     with pytest.raises(CostTableError, match="flat"):
-        profile_steps(pin, SHAPES, SOURCE)
+        profile_steps(pin, SHAPES, SOURCE, on_samples=kept.extend)
+    assert len(kept) == 24  # what was measured is not lost with it
 
 
 def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):
@@ -136,11 +139,13 @@ def test_steps_that_do_not_add_up_are_refused(pin, monkeypatch):
         )
 
     fake_times(monkeypatch, interacting)
-    with pytest.raises(CostTableError, match="off by more|too noisy"):
+    with pytest.raises(CostTableError, match=r"off by more|too noisy"):
         profile_steps(pin, SHAPES, SOURCE)
 
 
-def test_real_steps_make_a_table_where_noise_is_allowed(pin):
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_real_steps_make_a_table_where_noise_is_allowed(is_async):
+    pin = pinned_engine(async_scheduling=is_async)
     limits = QualityLimits(-1e9, 1e9, 1e9, 1e9)
     shapes = ProfileSettings((1, 2), (0, 1, 3), (5,), 1, 3, limits)
     found = profile_steps(pin, shapes, SOURCE)
@@ -157,7 +162,7 @@ def test_real_steps_make_a_table_where_noise_is_allowed(pin):
     assert all(sample.step_us > 0 for sample in found.samples)
     # Acceptance is pinned: each step brings one token to each request.
     contexts = [sample.num_context_tokens for sample in found.samples[:3]]
-    assert all(later > earlier for earlier, later in zip(contexts, contexts[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(contexts))
     assert pin.llm.draft_counts.accepted_length == 1.0
 
 
@@ -233,7 +238,7 @@ def test_defaults_are_powers_of_two_and_leave_room_to_decode():
 
 
 def test_a_length_that_the_drafter_does_not_make_is_refused(pin):
-    with pytest.raises(InvalidArgumentError, match="5 drafts to verify .* makes 4"):
+    with pytest.raises(InvalidArgumentError, match=r"5 drafts to verify .* makes 4"):
         pin.set(5)
 
 

@@ -125,6 +125,18 @@ def test_a_confidence_that_is_no_number_still_counts_as_a_draft():
         assert lens.tolist() == [NUM_DRAFTS] * 16
 
 
+def test_a_long_block_of_hopeless_drafts_may_be_accepted_all_the_same():
+    """The product of 16 small confidences is no float32 above 0."""
+    controller = SpeculationController(4, 16, FLAT, min_snapshot_requests=1)
+    schedule = ControlledSchedule(controller, Heads())
+    limits = np.full(4, 16, np.int32)
+    assert schedule.decide(round_of(1, 4, limits=limits)).drafts
+    lens = schedule.lens(np.ones(4, np.bool_), Signals(np.full((4, 16), -80.0)))
+    assert lens.tolist() == [16] * 4
+    schedule.start()
+    schedule.observe(lens, lens, None)
+
+
 def test_requests_that_ended_verify_nothing_and_bias_nothing():
     schedule = controlled(FLAT)
     is_alive = np.array([True] * 8 + [False] * 8)

@@ -141,9 +141,7 @@ def _load(
     )
 
 
-def _random_target(
-    settings: PairSettings, device: torch.device, dtype: torch.dtype
-) -> LoadedModel:
+def _random_target(settings: PairSettings, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     if settings.model is None:
         raise InvalidArgumentError(
             f"random weights need a shape: a directory with a config.json, or {', '.join(SHAPES)}"

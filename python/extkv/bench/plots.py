@@ -26,7 +26,7 @@ def require_matplotlib() -> None:
         MissingPackageError: If matplotlib is not installed.
     """
     try:
-        import matplotlib  # noqa: F401, only whether it is there
+        import matplotlib as mpl  # noqa: F401, only whether it is there
     except ImportError as error:
         raise MissingPackageError(
             "figures need matplotlib, which is not installed: run `pip install 'extkv[plot]'`"

@@ -186,7 +186,8 @@ class StepProfile:
         )
         for num_requests, num_tokens in self.skipped:
             lines.append(
-                f"left out: {num_requests} requests of {num_tokens} tokens, more than the cache holds"
+                f"left out: {num_requests} requests of {num_tokens} tokens, which the cache cannot "
+                "hold"
             )
         return "\n".join(lines)
 
@@ -196,6 +197,7 @@ def profile_steps(
     settings: ProfileSettings,
     source: dict[str, str],
     on_progress: Progress | None = None,
+    on_samples: Callable[[Sequence[StepSample]], object] | None = None,
 ) -> StepProfile:
     """Measure all shapes of step and make the table.
 
@@ -204,6 +206,7 @@ def profile_steps(
         settings: What to measure.
         source: Where it is measured, for people; see `provenance`.
         on_progress: Called with a phase, what is done and how much there is.
+        on_samples: Called with the steps before a table is made of them, which may be refused.
 
     Raises:
         CostTableError: If steps are noisy, tokens cost nothing, or the steps do not add up.
@@ -231,6 +234,8 @@ def profile_steps(
         finally:
             pin.release()
             load.close()
+    if on_samples is not None:
+        on_samples(samples)
     fit = _fit(samples, pin.tiers, settings.limits)
     table = replace(CostTable.from_json(fit.cost.to_json()), source=source)
     return StepProfile(

@@ -163,7 +163,8 @@ class VerifyPin:
         """
         if verify_len is not None and not 0 <= verify_len <= self.num_drafts:
             raise InvalidArgumentError(
-                f"{verify_len} drafts to verify of each request, the drafter makes {self.num_drafts}"
+                f"{verify_len} drafts to verify of each request, the drafter makes "
+                f"{self.num_drafts}"
             )
         if self._schedule is not None:
             self._schedule.is_pinned = True

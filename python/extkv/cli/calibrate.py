@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
+from pathlib import Path  # noqa: TC003, typer reads the annotation
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -134,7 +134,7 @@ def calibrate(
 
 def calibration_report(recording: Recording, fit: TemperatureFit) -> dict[str, Any]:
     """Return what the fit did, position by position."""
-    columns = {
+    columns: dict[str, Any] = {
         "temperature": fit.temperatures.values,
         "num_rounds": fit.num_rounds_by_position,
         "accepted_ratio": fit.accepted_ratio,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path  # noqa: TC003, typer reads the annotation
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,11 @@ from extkv.cli.pairs import (
 )
 from extkv.cli.progress import progress_bars
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from extkv.dspark.cost import StepSample
+
 
 def profile(
     *,
@@ -31,6 +36,12 @@ def profile(
     random_weights: RandomWeightsOption = False,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the cost table to this file.")
+    ] = None,
+    steps: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False, help="Write the measured steps to this file, also of a refused table."
+        ),
     ] = None,
     device: DeviceOption = None,
     dtype: DtypeOption = DtypeName.AUTO,
@@ -66,7 +77,7 @@ def profile(
     does not add up is refused. The file goes into `speculative_config` as `step_cost`.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
-    from dataclasses import replace
+    from dataclasses import asdict, replace
 
     from extkv.bench.pairs import PairSettings
     from extkv.bench.provenance import provenance
@@ -98,18 +109,21 @@ def profile(
                 is_cuda=pair.target.model.device.type == "cuda",
                 is_quick=quick,
             )
-            chosen = {
-                "num_requests": num_requests,
-                "verify_lens": verify_len,
-                "context_lens": context_len,
-            }
             shapes = replace(
                 shapes,
+                num_requests=tuple(num_requests or shapes.num_requests),
+                verify_lens=tuple(shapes.verify_lens if verify_len is None else verify_len),
+                context_lens=tuple(context_len or shapes.context_lens),
                 limits=QualityLimits(max_spread_ratio=max_spread, max_residual_ratio=max_residual),
-                **{name: tuple(sorted(set(v))) for name, v in chosen.items() if v},
             )
             source = provenance(pair, context_lens=list(shapes.context_lens))
-            found = profile_steps(pin, shapes, source, on_progress)
+
+            def write(samples: Sequence[StepSample]) -> None:
+                if steps is not None:
+                    values = {"source": source, "samples": [asdict(one) for one in samples]}
+                    steps.write_text(json.dumps(values) + "\n", encoding="utf-8")
+
+            found = profile_steps(pin, shapes, source, on_progress, write)
     if out is not None:
         found.save(out)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.describe())

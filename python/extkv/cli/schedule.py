@@ -144,7 +144,7 @@ def parse_rates(text: str | None) -> tuple[float, ...] | None:
 
 
 def speculative_config(request: ScheduleRequest, rates: tuple[float, ...] | None) -> dict[str, Any]:
-    """Return how the engine drafts: by a schedule, which the bench takes out of its hand at times."""
+    """Return how the engine drafts: by a schedule, which the bench takes out of its hand."""
     config: dict[str, Any] = {"method": "dspark", "verification": "scheduled"}
     if request.step_cost is not None:
         config["step_cost"] = request.step_cost

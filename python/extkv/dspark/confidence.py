@@ -123,12 +123,12 @@ class AcceptanceRates:
 
     def __init__(self, num_slots: int, num_drafts: int) -> None:
         """Start with likely drafts."""
-        self._places = np.arange(num_drafts)
+        self._num_drafts = num_drafts
         self._trials: Float64Array = np.full(num_drafts, _PRIOR_TRIALS)
         self._accepted: Float64Array = np.full(num_drafts, _PRIOR_TRIALS * _PRIOR_RATE)
         self._generations = np.full(num_slots, -1, np.int64)
         # Per slot: accepted drafts, and those that the rates promised.
-        self._of_slot: Float64Array = np.zeros((num_slots, 2))
+        self._of_slot: Float64Array = np.zeros((2, num_slots))
 
     @property
     def rates(self) -> Float64Array:
@@ -139,10 +139,11 @@ class AcceptanceRates:
         """Return the rates, scaled for each request."""
         del signals
         slots = draft_round.slots
-        is_same = self._generations[slots] == draft_round.generations
-        accepted, promised = np.where(is_same[:, None], self._of_slot[slots], 0.0).T
+        accepted, promised = self._of_slot[:, slots]
         scale = (accepted + _REQUEST_PRIOR) / (promised + _REQUEST_PRIOR)
-        likely: Float64Array = np.clip(self.rates * scale[:, None], 0.0, 1.0)
+        scale[self._generations[slots] != draft_round.generations] = 1.0
+        likely: Float64Array = np.multiply.outer(scale, self.rates)
+        likely = np.minimum(likely, 1.0)
         return likely.astype(np.float32)
 
     def observe(
@@ -150,21 +151,23 @@ class AcceptanceRates:
     ) -> None:
         """Count each draft that was verified and whose predecessors were accepted."""
         slots, generations = draft_round.slots, draft_round.generations
-        was_tried = self._places < np.minimum(num_verified, num_accepted + 1)[:, None]
-        rates = self.rates
-        is_new = self._generations[slots] != generations
+        num_tried = np.minimum(num_verified, num_accepted + 1)
+        promised = np.concatenate([[0.0], np.cumsum(self.rates)])
+        kept = np.where(num_verified > 0, _REQUEST_DECAY, 1.0)
+        kept[self._generations[slots] != generations] = 0.0
         self._generations[slots] = generations
-        past = np.where(is_new[:, None], 0.0, self._of_slot[slots])
-        seen = num_verified > 0
-        decay = np.where(seen, _REQUEST_DECAY, 1.0)
-        outcome = np.stack([num_accepted, (was_tried * rates).sum(1)], axis=1)
-        self._of_slot[slots] = past * decay[:, None] + outcome
-        if seen.any():
-            kept = 1.0 - _RATE_DECAY
-            prior, likely = kept * _PRIOR_TRIALS, kept * _PRIOR_TRIALS * _PRIOR_RATE
-            was_accepted = self._places < num_accepted[:, None]
-            self._trials = _RATE_DECAY * self._trials + was_tried.sum(0) + prior
-            self._accepted = _RATE_DECAY * self._accepted + was_accepted.sum(0) + likely
+        self._of_slot[0, slots] = kept * self._of_slot[0, slots] + num_accepted
+        self._of_slot[1, slots] = kept * self._of_slot[1, slots] + promised[num_tried]
+        if num_tried.any():
+            prior = (1.0 - _RATE_DECAY) * _PRIOR_TRIALS
+            self._trials = _RATE_DECAY * self._trials + self._reaching(num_tried) + prior
+            accepted = self._reaching(num_accepted) + prior * _PRIOR_RATE
+            self._accepted = _RATE_DECAY * self._accepted + accepted
+
+    def _reaching(self, lens: Int32Array) -> npt.NDArray[np.int64]:
+        """Return how many of the lengths go past each position ([K])."""
+        counts = np.bincount(lens, minlength=self._num_drafts + 1)
+        return counts[::-1].cumsum()[-2::-1]
 
     def reset(self) -> None:
         """Forget nothing: rounds leave something when they are observed."""

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlledSchedule"]
 
-# A draft without any confidence is planned as one of nearly none, so that "all" means all.
-_LEAST_CONFIDENCE = 1e-3
+# A draft without any confidence is planned as one of nearly none, so that "all" means all: the
+# product over a block must stay above what float32 takes for 0.
+_LEAST_CONFIDENCE, _LEAST_SURVIVAL, _CERTAIN = 1e-3, 1e-30, np.float32(1.0)
 _EVERYTHING = (DecisionReason.STATIC, DecisionReason.NO_COST_TABLE)
 
 
@@ -106,7 +107,8 @@ class ControlledSchedule:
         if known is not None and self._confidences.needs_signals:
             return known
         plan = newest.plan = self._plan(newest)
-        return np.where(is_alive, plan.verify_lens, 0).astype(np.int32)
+        lens = plan.verify_lens
+        return lens if is_alive.all() else np.where(is_alive, lens, 0).astype(np.int32)
 
     def start(self) -> None:
         """Plan what needed no confidences: the controller learns from them all the same."""
@@ -150,7 +152,9 @@ class ControlledSchedule:
 
     def _plan(self, found: _Round) -> VerifyPlan:
         given = self._confidences.of_round(found.draft_round, found.signals)
-        likely = np.nan_to_num(given, nan=0.0, posinf=0.0, neginf=0.0)
-        confidences = np.clip(likely, _LEAST_CONFIDENCE, 1.0)
-        confidences[~found.is_alive] = 0.0
+        least = np.float32(max(_LEAST_CONFIDENCE, _LEAST_SURVIVAL ** (1 / given.shape[1])))
+        # The larger of two numbers of which one is NaN is the other one.
+        confidences = np.minimum(np.fmax(given, least), _CERTAIN)
+        if not found.is_alive.all():
+            confidences[~found.is_alive] = 0.0
         return self.controller.plan(confidences)

@@ -39,6 +39,17 @@ fn a_step_counts_for_a_tenth_unless_it_starts_afresh() {
 }
 
 #[test]
+fn the_ratio_follows_a_change_at_once_and_what_was_usual_slowly() {
+    let mut ratio = AcceptanceRatio::default();
+    (0..200).for_each(|_| ratio.observe(50.0, 50.0));
+    (0..20).for_each(|_| ratio.observe(50.0, 25.0));
+    assert!(ratio.value() < 0.55, "{}", ratio.value());
+    assert!(ratio.usual() > 0.85, "{}", ratio.usual());
+    (0..400).for_each(|_| ratio.observe(50.0, 25.0));
+    assert!((ratio.usual() - 0.5).abs() < 0.02, "{}", ratio.usual());
+}
+
+#[test]
 fn the_ratio_forgets_and_ignores_what_cannot_be() {
     let mut ratio = AcceptanceRatio::default();
     assert_eq!(ratio.value(), 1.0);

@@ -3,6 +3,9 @@
 python corpus.py seed DIR    makes DIR/TARGET/ of the golden messages; needs msgspec
 python corpus.py unpack DIR  makes DIR/TARGET/ of corpus/TARGET.hex
 python corpus.py pack DIR    makes corpus/TARGET.hex of DIR/TARGET/
+
+What is packed should be little, such as the fewest inputs of up to 256 bytes that reach all edges:
+cargo +nightly fuzz run TARGET -- -set_cover_merge=1 -use_counters=0 -max_len=256 DIR/TARGET FOUND
 """
 
 from __future__ import annotations

@@ -77,10 +77,12 @@ fn check((name, run): Target, input: &[u8]) {
 #[test]
 fn every_property_holds_for_the_corpus_for_changes_of_it_and_for_random_bytes() {
     let mut numbers = Numbers(1);
+    let mut corpus_bytes = 0;
     for target in TARGETS {
         let inputs = corpus(target.0);
         assert!(inputs.len() > 10, "{} inputs for {}", inputs.len(), target.0);
         for input in inputs {
+            corpus_bytes += 2 * input.len() + 1;
             check(target, &input);
             for _ in 0..num_changed() {
                 let mut changed = input.clone();
@@ -95,4 +97,5 @@ fn every_property_holds_for_the_corpus_for_changes_of_it_and_for_random_bytes() 
             check(target, &random);
         }
     }
+    assert!(corpus_bytes <= 300_000, "{corpus_bytes} bytes in the files of the corpus");
 }

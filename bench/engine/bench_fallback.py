@@ -1,10 +1,10 @@
-"""Scheduled verification beside all drafts and none: a Qwen3-8B shape, weights random.
+"""What scheduling saves with a weak drafter and keeps with a strong one: a Qwen3-8B shape.
 
 Acceptance is synthetic: weak, middling and strong drafters. The costs are measured at start-up, the
 confidences are rates of acceptance. Goals: never below 0.97 of no drafts, never below 0.97 of every
 draft verified.
 
-Run from the repository root: `python -m bench.engine.bench_scheduled --out FILE`.
+Run from the repository root: `python -m bench.engine.bench_fallback --out FILE`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def summary(reports: list[SpeculationReport]) -> dict[str, Any]:
 def main() -> None:
     """Measure without a drafter, then all three ways with one."""
     arguments = argument_parser(__doc__).parse_args()
-    report = Report("bench_scheduled", arguments)
+    report = Report("bench_fallback", arguments)
     torch.ones(1, device="cuda")
     ops = kernel_ops()
     target = random_model(

@@ -1,0 +1,104 @@
+"""A schedule keeps up with every other choice on recorded costs, at any load and after any drift.
+
+Tables are those under bench/results/sched: one put together from recorded benches, and those that
+`extkv profile` wrote.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from extkv.dspark.cost import CostTable
+from extkv.dspark.simulation import Drift, World, compare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "bench" / "results" / "sched"
+BENCHES = RESULTS / "h200_benches_cost.json"
+RECORDED = sorted({BENCHES, *RESULTS.glob("*_step_cost.json")})
+LEAST_RATIO = 0.98
+# Costs and acceptance drift together: near the load at which drafting breaks even, what is left to
+# gain is of the size of what the controller misjudges.
+LEAST_RATIO_TOGETHER = 0.95
+HALF_MORE_OR_LESS = st.sampled_from([0.5, 1.0, 1.5])
+
+
+def ratio_of(path: Path, num_requests: int, drift: Drift | None, seed: int = 0) -> float:
+    found = compare(
+        CostTable.load(path),
+        World(),
+        num_requests,
+        drift=drift,
+        num_steps=400,
+        num_warmup_steps=200,
+        num_drift_steps=400,
+        seed=seed,
+    )
+    return found.ratio
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_a_recorded_table_can_be_loaded_and_names_its_source(path: Path):
+    table = CostTable.load(path)
+    assert table.draft_us
+    assert "H200" in table.source["device"]
+    assert {"driver", "model", "draft", "commit", "num_drafts"} <= set(table.source)
+
+
+def test_the_benches_table_is_what_the_recorded_benches_say():
+    spec = importlib.util.spec_from_file_location(
+        "recorded_costs", ROOT / "bench" / "sched" / "recorded_costs.py"
+    )
+    recorded_costs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recorded_costs)
+    decode, drafting = (
+        json.loads(path.read_text()) for path in (recorded_costs.DECODE, recorded_costs.DRAFTING)
+    )
+    if decode["environment"]["commit"] != CostTable.load(BENCHES).source["commit"]:
+        pytest.skip("the engine's benches were recorded anew; run bench.sched.recorded_costs")
+    assert recorded_costs.table_of(decode, drafting) == CostTable.load(BENCHES)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("num_requests", [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+def test_a_schedule_keeps_up_at_every_load(path: Path, num_requests: int):
+    assert ratio_of(path, num_requests, None) >= LEAST_RATIO
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("num_requests", [1, 12, 16, 64, 512])
+@pytest.mark.parametrize(
+    "drift",
+    [
+        Drift(acceptance=0.5),
+        Drift(acceptance=1.5),
+        Drift(fixed=1.5, verify=1.5, draft=1.5),
+        Drift(fixed=0.5, verify=0.5, draft=0.5),
+        Drift(verify=1.5),
+        Drift(draft=1.5),
+    ],
+    ids=str,
+)
+def test_a_schedule_keeps_up_after_a_drift(path: Path, num_requests: int, drift: Drift):
+    assert ratio_of(path, num_requests, drift) >= LEAST_RATIO
+
+
+@settings(max_examples=12, derandomize=True, deadline=None)
+@given(
+    st.sampled_from(RECORDED),
+    st.integers(1, 512),
+    st.builds(
+        Drift,
+        fixed=HALF_MORE_OR_LESS,
+        verify=HALF_MORE_OR_LESS,
+        draft=HALF_MORE_OR_LESS,
+        acceptance=HALF_MORE_OR_LESS,
+    ),
+    st.integers(0, 3),
+)
+def test_a_schedule_keeps_up_nearly_when_everything_drifts(path, num_requests, drift, seed):
+    assert ratio_of(path, num_requests, drift, seed) >= LEAST_RATIO_TOGETHER
