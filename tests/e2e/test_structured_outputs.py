@@ -240,7 +240,7 @@ def test_log_probabilities_are_those_before_the_mask(loaded):
 
 BAD = [
     ({"regex": "[0-9"}, GrammarError, "unclosed character class"),
-    ({"json": {"type": "objekt"}}, GrammarError, "Invalid type: objekt"),
+    ({"json": {"type": "thing"}}, GrammarError, "Invalid type: thing"),
     ({"grammar": "start: foo"}, GrammarError, "unknown name"),
     ({"structural_tag": "{}"}, UnsupportedRequestError, "structural_tag"),
 ]

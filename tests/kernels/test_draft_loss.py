@@ -46,8 +46,8 @@ def check(arguments: dict[str, torch.Tensor], tolerance: float, **options: Any) 
         torch.testing.assert_close(
             value, getattr(expected, name), atol=1e-4, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
         )
-    # Gradients of a row are at most its weight. Where q and p are equal but for rounding, the sign of
-    # their difference is open, and with it q's own share.
+    # Gradients of a row are at most its weight. Where q and p are equal but for rounding, the sign
+    # of their difference is open, and with it q's own share.
     torch.testing.assert_close(ours, theirs, atol=tolerance / 3, rtol=tolerance)
 
 

@@ -1,7 +1,8 @@
 //! A cost table from measured steps of many shapes.
 //!
 //! Backfitting: each part in turn takes the mean of what the others leave unexplained, until
-//! nothing moves. The parts are told apart because different numbers of requests reach the same
+//! nothing moves. Every step counts by its relative error: a large batch varies by more microseconds
+//! than a small one takes. The parts are told apart because different numbers of requests reach the same
 //! number of tokens, and because some steps draft and some do not. Measure a cross product of
 //! requests and verify lengths, with acceptance pinned, and use medians of warm repeats.
 
@@ -80,6 +81,11 @@ impl StepSample {
     fn drafts(&self) -> bool {
         self.drafting == Drafting::Paid
     }
+
+    /// What its squared error counts.
+    fn weight(&self) -> f64 {
+        self.step_us.powi(-2)
+    }
 }
 
 fn check_sample(sample: &StepSample, limits: &QualityLimits) -> Result<(), CostError> {
@@ -151,21 +157,22 @@ impl Parts {
         let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for sample in samples {
             let sum = sums.entry(key(sample)).or_default();
-            sum.0 += sample.step_us - self.explained(sample);
-            sum.1 += 1.0;
+            sum.0 += sample.weight() * (sample.step_us - self.explained(sample));
+            sum.1 += sample.weight();
         }
-        sums.into_iter().map(|(key, (sum, count))| (key, sum / count)).collect()
+        sums.into_iter().map(|(key, (sum, weight))| (key, sum / weight)).collect()
     }
 
     fn slope_residual<'a>(&self, samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
         let context = |sample: &StepSample| sample.num_context_tokens as f64;
         let middle = mean_context(samples.clone());
-        let variance: f64 = samples.clone().map(|s| (context(s) - middle).powi(2)).sum();
+        let square = |s: &StepSample| s.weight() * (context(s) - middle).powi(2);
+        let variance: f64 = samples.clone().map(square).sum();
         if variance == 0.0 {
             return 0.0;
         }
         let residual = |sample: &StepSample| sample.step_us - self.explained(sample);
-        samples.map(|s| (context(s) - middle) * residual(s)).sum::<f64>() / variance
+        samples.map(|s| s.weight() * (context(s) - middle) * residual(s)).sum::<f64>() / variance
     }
 
     fn table(&self, samples: &[StepSample], tiers: Vec<u32>) -> CostTable {
@@ -197,8 +204,9 @@ impl Parts {
 }
 
 fn mean_context<'a>(samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
-    let count = samples.clone().count().max(1) as f64;
-    samples.map(|sample| sample.num_context_tokens as f64).sum::<f64>() / count
+    let weight: f64 = samples.clone().map(StepSample::weight).sum();
+    let sum: f64 = samples.map(|sample| sample.weight() * sample.num_context_tokens as f64).sum();
+    if weight > 0.0 { sum / weight } else { 0.0 }
 }
 
 /// Adds to a part; returns the largest change.

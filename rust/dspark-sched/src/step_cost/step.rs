@@ -105,7 +105,17 @@ impl StepCost {
     /// As [`StepCost::new`], and [`CostError::NoisyCurve`] where the repair would move a knot too
     /// far or [`CostError::FlatTable`] where tokens cost next to nothing.
     pub fn measured(mut table: CostTable, limits: &QualityLimits) -> Result<Self, CostError> {
-        let step_us = table.bias_us + first_us(&table.request_us) + first_us(&table.token_us);
+        let (bias_us, tokens) = (table.bias_us, table.token_us.clone());
+        let requests = table.request_us.clone();
+        // A plain step of as many requests as a knot has, or of as many tokens.
+        let step_us = |curve: &str, at: u64| {
+            let (num_requests, num_tokens) = match curve {
+                "request_us" | "draft_us" => (at, at),
+                "token_us" => (0, at),
+                _ => (0, 0),
+            };
+            bias_us + knot_us(&requests, num_requests) + knot_us(&tokens, num_tokens)
+        };
         let CostTable { request_us, draft_us, token_us, context_us, draft_context_us, .. } =
             &mut table;
         let curves = [
@@ -312,23 +322,26 @@ fn check_tiers(tiers: &[u32]) -> Result<(), CostError> {
     Ok(())
 }
 
-fn first_us(knots: &[Knot]) -> f64 {
-    knots.first().map_or(0.0, |knot| knot.1)
+/// The last knot that is not past `at`, or the first.
+fn knot_us(knots: &[Knot], at: u64) -> f64 {
+    let last = knots.iter().rev().find(|knot| knot.0 <= at);
+    last.or(knots.first()).map_or(0.0, |knot| knot.1)
 }
 
 fn repair_knots(
     curve: &'static str,
     knots: &mut [Knot],
-    step_us: f64,
+    step_us: impl Fn(&str, u64) -> f64,
     limit: f64,
 ) -> Result<(), CostError> {
     let measured: Vec<f64> = knots.iter().map(|knot| knot.1).collect();
-    let fixed = repaired(&measured);
-    let ratio = fixed.largest_move / step_us;
-    if ratio > limit {
-        let at = knots.get(fixed.largest_move_at).map_or(0, |knot| knot.0);
-        return Err(CostError::NoisyCurve { curve, at, ratio, limit });
+    let fixed = repaired(&measured).values;
+    for (knot, us) in knots.iter_mut().zip(fixed) {
+        let ratio = (knot.1 - us).abs() / step_us(curve, knot.0);
+        if ratio > limit {
+            return Err(CostError::NoisyCurve { curve, at: knot.0, ratio, limit });
+        }
+        knot.1 = us;
     }
-    knots.iter_mut().zip(fixed.values).for_each(|(knot, us)| knot.1 = us);
     Ok(())
 }

@@ -60,7 +60,7 @@ impl CostTable {
 pub struct QualityLimits {
     /// Least rise of θ over its measured range.
     pub min_rise_ratio: f64,
-    /// Largest move of a knot by monotone repair.
+    /// Largest move of a knot by monotone repair, over a plain step of as many requests or tokens.
     pub max_repair_ratio: f64,
     /// Largest spread (p90 - p10) of the repeats of one step, over their median.
     pub max_spread_ratio: f64,
