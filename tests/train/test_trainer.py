@@ -1,9 +1,11 @@
 """Steps of training: side by side, over micro-batches, over processes, and from a checkpoint."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from extkv.errors import InvalidArgumentError, ModelFileError
 from extkv.models.dspark import load_drafter, save_native, save_speculators
 from support.drafters import HEADS, tiny_target
 from support.training import float64_target, random_texts, student_settings, tiny_trainer
+
+TESTS = Path(__file__).parents[1]
 
 MUON = OptimizerSettings(name="muon", lr=1e-2)
 
@@ -204,7 +208,10 @@ def test_two_processes_learn_as_one(tmp_path):
     )
     for size in (1, 2):
         running = [
-            subprocess.Popen([sys.executable, "-c", program, str(rank), str(tmp_path), str(size)])
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(rank), str(tmp_path), str(size)],
+                env=os.environ | {"PYTHONPATH": str(TESTS)},
+            )
             for rank in range(size)
         ]
         assert [process.wait(100) for process in running] == [0] * size

@@ -34,7 +34,18 @@ def _add_tile(values, largest, total):
     return tile_largest, total
 
 
-@triton.jit(do_not_specialize=["ce_weight", "tv_weight"])
+@triton.jit(
+    do_not_specialize=["ce_weight", "tv_weight"],
+    do_not_specialize_on_alignment=[
+        "target_rows_ptr",
+        "label_ids_ptr",
+        "row_weights_ptr",
+        "cross_entropy_ptr",
+        "total_variation_ptr",
+        "target_logprob_ptr",
+        "argmax_ptr",
+    ],
+)
 def _draft_loss_kernel(  # noqa: PLR0915, one row, three passes
     logits_ptr,
     target_logits_ptr,

@@ -114,7 +114,9 @@ impl StepCost {
                 "token_us" => (0, at),
                 _ => (0, 0),
             };
-            bias_us + knot_us(&requests, num_requests) + knot_us(&tokens, num_tokens)
+            let smallest_us = knot_us(&requests, 0) + knot_us(&tokens, 0);
+            let found_us = knot_us(&requests, num_requests) + knot_us(&tokens, num_tokens);
+            bias_us + found_us.max(smallest_us)
         };
         let CostTable { request_us, draft_us, token_us, context_us, draft_context_us, .. } =
             &mut table;
