@@ -203,6 +203,7 @@ def test_two_processes_learn_as_one(tmp_path):
         if rank == 0:
             torch.save(dict(trainer.students[0].parameters), f"{folder}/{size}.pt")
         if size > 1:
+            distributed.barrier()
             distributed.destroy_process_group()
         """
     )
