@@ -59,8 +59,8 @@ fn parts_add_up() {
 
 #[test]
 fn repair_pools_what_falls_and_noise_is_refused() {
-    assert_eq!(repaired(&[3.0, 2.0, 1.0]).values, [2.0, 2.0, 2.0]);
-    assert_eq!(repaired(&[]).values, [0.0; 0]);
+    assert_eq!(repaired(&[3.0, 2.0, 1.0]), [2.0, 2.0, 2.0]);
+    assert_eq!(repaired(&[]), [0.0; 0]);
     let limits = QualityLimits::default();
     let mut noisy = table();
     noisy.token_us[1].1 = 9.0;
@@ -288,7 +288,7 @@ fn a_tracker_ignores_times_that_cannot_be_and_survives_outliers() {
 proptest! {
     #[test]
     fn repair_never_falls_and_keeps_the_sum(values in vec(0.0..100.0_f64, 0..12)) {
-        let fixed = repaired(&values).values;
+        let fixed = repaired(&values);
         prop_assert!(fixed.is_sorted());
         prop_assert!((fixed.iter().sum::<f64>() - values.iter().sum::<f64>()).abs() < 1e-9);
         if values.is_sorted() {

@@ -23,7 +23,7 @@ mod tracker;
 pub use curve::{Curve, Knot};
 pub use error::CostError;
 pub use fit::{FitReport, StepSample, fit_step_cost};
-pub use repair::{Repaired, repaired};
+pub use repair::repaired;
 pub use step::{Drafting, StepCost, StepLoad, StepTimes};
 pub use table::{CostTable, QualityLimits};
 pub use tracker::{CostScale, CostTracker};

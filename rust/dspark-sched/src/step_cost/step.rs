@@ -105,30 +105,23 @@ impl StepCost {
     /// As [`StepCost::new`], and [`CostError::NoisyCurve`] where the repair would move a knot too
     /// far or [`CostError::FlatTable`] where tokens cost next to nothing.
     pub fn measured(mut table: CostTable, limits: &QualityLimits) -> Result<Self, CostError> {
-        let (bias_us, tokens) = (table.bias_us, table.token_us.clone());
-        let requests = table.request_us.clone();
-        // A plain step of as many requests as a knot has, or of as many tokens.
-        let step_us = |curve: &str, at: u64| {
-            let (num_requests, num_tokens) = match curve {
-                "request_us" | "draft_us" => (at, at),
-                "token_us" => (0, at),
-                _ => (0, 0),
-            };
-            let smallest_us = knot_us(&requests, 0) + knot_us(&tokens, 0);
-            let found_us = knot_us(&requests, num_requests) + knot_us(&tokens, num_tokens);
-            bias_us + found_us.max(smallest_us)
-        };
-        let CostTable { request_us, draft_us, token_us, context_us, draft_context_us, .. } =
-            &mut table;
-        let curves = [
-            ("request_us", request_us),
-            ("draft_us", draft_us),
-            ("token_us", token_us),
-            ("context_us", context_us),
-            ("draft_context_us", draft_context_us),
+        let bias_us = table.bias_us;
+        let (requests, tokens) = (table.request_us.clone(), table.token_us.clone());
+        let smallest_us = bias_us + knot_us(&requests, 0) + knot_us(&tokens, 0);
+        // Plain steps of as many requests, or as many tokens, as a knot has.
+        let of_requests = |at| bias_us + knot_us(&requests, at) + knot_us(&tokens, at);
+        let of_tokens = |at| bias_us + knot_us(&requests, 0) + knot_us(&tokens, at);
+        let smallest = |_| smallest_us;
+        let steps: [(_, _, &dyn Fn(u64) -> f64); 5] = [
+            ("request_us", &mut table.request_us, &of_requests),
+            ("draft_us", &mut table.draft_us, &of_requests),
+            ("token_us", &mut table.token_us, &of_tokens),
+            ("context_us", &mut table.context_us, &smallest),
+            ("draft_context_us", &mut table.draft_context_us, &smallest),
         ];
-        for (curve, knots) in curves {
+        for (curve, knots, step_us) in steps {
             check_knots(curve, knots)?;
+            let step_us = |at| step_us(at).max(smallest_us);
             repair_knots(curve, knots, step_us, limits.max_repair_ratio)?;
         }
         let cost = Self::new(table)?;
@@ -333,13 +326,13 @@ fn knot_us(knots: &[Knot], at: u64) -> f64 {
 fn repair_knots(
     curve: &'static str,
     knots: &mut [Knot],
-    step_us: impl Fn(&str, u64) -> f64,
+    step_us: impl Fn(u64) -> f64,
     limit: f64,
 ) -> Result<(), CostError> {
     let measured: Vec<f64> = knots.iter().map(|knot| knot.1).collect();
-    let fixed = repaired(&measured).values;
+    let fixed = repaired(&measured);
     for (knot, us) in knots.iter_mut().zip(fixed) {
-        let ratio = (knot.1 - us).abs() / step_us(curve, knot.0);
+        let ratio = (knot.1 - us).abs() / step_us(knot.0);
         if ratio > limit {
             return Err(CostError::NoisyCurve { curve, at: knot.0, ratio, limit });
         }
