@@ -5,17 +5,16 @@ from __future__ import annotations
 import bisect
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from extkv.dspark.plans import Decision, DecisionReason
-from extkv.dspark.schedule import Judgement
+from extkv.dspark.schedule import StaticSchedule
 from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
     from extkv.bench.steady_load import SteadyLoad
-    from extkv.dspark.schedule import DraftRound, DraftSignals, VerifySchedule
+    from extkv.dspark.plans import Decision
+    from extkv.dspark.schedule import DraftRound, DraftSignals, Judgement, VerifySchedule
     from extkv.dspark.step_reports import SpeculationReport
     from extkv.engine import LLM
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     BoolArray = npt.NDArray[np.bool_]
 
 
-class PinnedSchedule:
+class PinnedSchedule(StaticSchedule):
     """The same decision for every round: no drafts, or drafts of which so many are verified.
 
     Unlike `FixedSchedule` it can draft and verify none, which tells the cost of drafting apart.
@@ -32,43 +31,15 @@ class PinnedSchedule:
         verify_len: Drafts to verify of each request; None not to draft.
     """
 
-    waits = False
-
     def __init__(self) -> None:
         """Begin without drafts."""
+        super().__init__()
         self.verify_len: int | None = None
-        self._newest = (0, self._decision())
-        self._limits = np.zeros(0, np.int32)
-        self._running = self._newest[1]
 
     def decide(self, draft_round: DraftRound) -> Decision:
         """Return the decision."""
-        self._newest = (self.verify_len or 0, self._decision())
-        self._limits = np.minimum(draft_round.limits, self._newest[0]).astype(np.int32)
-        return self._newest[1]
-
-    def lens(self, is_alive: BoolArray, signals: DraftSignals | None) -> Int32Array:
-        """Return the same number for all, up to their limits."""
-        del signals
-        return np.where(is_alive, self._limits, 0).astype(np.int32)
-
-    def start(self) -> None:
-        """Note the decision."""
-        self._running = self._newest[1]
-
-    def observe(
-        self, num_verified: Int32Array, num_accepted: Int32Array, measured_us: float | None
-    ) -> Judgement:
-        """Return the decision; nothing is learnt."""
-        del num_verified, num_accepted, measured_us
-        return Judgement(self._running)
-
-    def reset(self) -> None:
-        """Forget nothing: there is nothing."""
-
-    def _decision(self) -> Decision:
         drafts = self.verify_len is not None
-        return Decision(drafts, None, None, DecisionReason.STATIC, None)
+        return self._decide(draft_round, self.verify_len or 0, drafts=drafts)
 
 
 class SwitchableSchedule:

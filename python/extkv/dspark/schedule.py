@@ -110,47 +110,25 @@ class VerifySchedule(Protocol):
         """Give up the rounds that are not observed."""
 
 
-class FixedSchedule:
-    """The same number of drafts of every request; with 0 the draft pass does not run."""
+def _static_decision(*, drafts: bool) -> Decision:
+    """Return the decision of a schedule that does not plan."""
+    return Decision(drafts, None, None, DecisionReason.STATIC, None)
 
-    def __init__(self, num_drafts: int, verify_len: int | None = None) -> None:
-        """Make a schedule.
 
-        Args:
-            num_drafts: Drafts of a request.
-            verify_len: How many of them to verify; None for all.
+class StaticSchedule:
+    """Decide without looking at signals, and learn nothing."""
 
-        Raises:
-            InvalidArgumentError: If there are not so many.
-        """
-        self.num_drafts = num_drafts
-        self._verify_len = num_drafts
-        self._newest = self._running = self._decision(0)
+    waits = False
+
+    def __init__(self) -> None:
+        """Begin with no drafts."""
+        self._newest = self._running = _static_decision(drafts=False)
         self._limits = np.zeros(0, np.int32)
-        self.verify_len = num_drafts if verify_len is None else verify_len
 
-    @property
-    def verify_len(self) -> int:
-        """Drafts to verify of every request; may be set between two steps."""
-        return self._verify_len
-
-    @verify_len.setter
-    def verify_len(self, length: int) -> None:
-        if not 0 <= length <= self.num_drafts:
-            raise InvalidArgumentError(
-                f"fixed_verify_len is {length}, each request has {self.num_drafts} drafts"
-            )
-        self._verify_len = length
-
-    @property
-    def waits(self) -> bool:
-        """Never."""
-        return False
-
-    def decide(self, draft_round: DraftRound) -> Decision:
-        """Draft unless nothing is to be verified."""
-        self._limits = np.minimum(draft_round.limits, self._verify_len)
-        self._newest = self._decision(self._verify_len)
+    def _decide(self, draft_round: DraftRound, verify_len: int, *, drafts: bool) -> Decision:
+        """Note and return a decision: so many drafts of every request, up to their limits."""
+        self._limits = np.minimum(draft_round.limits, verify_len).astype(np.int32)
+        self._newest = _static_decision(drafts=drafts)
         return self._newest
 
     def lens(self, is_alive: BoolArray, signals: DraftSignals | None) -> Int32Array:
@@ -172,6 +150,38 @@ class FixedSchedule:
     def reset(self) -> None:
         """Forget nothing: there is nothing."""
 
-    @staticmethod
-    def _decision(length: int) -> Decision:
-        return Decision(length > 0, None, None, DecisionReason.STATIC, None)
+
+class FixedSchedule(StaticSchedule):
+    """The same number of drafts of every request; with 0 the draft pass does not run."""
+
+    def __init__(self, num_drafts: int, verify_len: int | None = None) -> None:
+        """Make a schedule.
+
+        Args:
+            num_drafts: Drafts of a request.
+            verify_len: How many of them to verify; None for all.
+
+        Raises:
+            InvalidArgumentError: If there are not so many.
+        """
+        super().__init__()
+        self.num_drafts = num_drafts
+        self._verify_len = num_drafts
+        self.verify_len = num_drafts if verify_len is None else verify_len
+
+    @property
+    def verify_len(self) -> int:
+        """Drafts to verify of every request; may be set between two steps."""
+        return self._verify_len
+
+    @verify_len.setter
+    def verify_len(self, length: int) -> None:
+        if not 0 <= length <= self.num_drafts:
+            raise InvalidArgumentError(
+                f"fixed_verify_len is {length}, each request has {self.num_drafts} drafts"
+            )
+        self._verify_len = length
+
+    def decide(self, draft_round: DraftRound) -> Decision:
+        """Draft unless nothing is to be verified."""
+        return self._decide(draft_round, self._verify_len, drafts=self._verify_len > 0)
