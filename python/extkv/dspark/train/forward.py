@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from extkv.models.dspark import heads
 from extkv.models.dspark.blocks import block_positions, block_token_ids
+from extkv.models.dspark.teacher_forcing import rms_norm, rotate
 
 if TYPE_CHECKING:
     from extkv.dspark.train.batches import Batch
@@ -63,7 +64,7 @@ def forward_blocks(
     num_texts, num_tokens = batch.token_ids.shape
     num_anchors = batch.anchors.shape[1]
     eps = config.backbone.rms_norm_eps
-    context = _rms_norm(functional.linear(taps, weights.fc), weights.hidden_norm, eps)
+    context = rms_norm(functional.linear(taps, weights.fc), weights.hidden_norm, eps)
     context = context.view(num_texts, num_tokens, -1)
     at_anchors = batch.token_ids.gather(1, batch.anchors).flatten()
     slots = block_token_ids(config, at_anchors).view(num_texts, -1)
@@ -77,10 +78,10 @@ def forward_blocks(
             config.backbone, layer, (context, stream), (of_context, of_slots), bias
         )
         stream = stream + attended
-        normed = _rms_norm(stream, layer.post_attention_norm, eps)
+        normed = rms_norm(stream, layer.post_attention_norm, eps)
         gate, up = functional.linear(normed, layer.gate_up_proj).chunk(2, dim=-1)
         stream = stream + functional.linear(functional.silu(gate) * up, layer.down_proj)
-    hidden = _rms_norm(stream, weights.backbone.final_norm, eps)
+    hidden = rms_norm(stream, weights.backbone.final_norm, eps)
     blocks = hidden.view(num_texts, num_anchors, config.block_size, -1)
     hidden = blocks[:, :, config.first_draft_slot :]
     return _heads(config, weights, hidden, batch.previous_ids(config.num_drafts))
@@ -154,7 +155,7 @@ def _attention(
     context, stream = sources
     of_context, of_slots = rotations
     eps = config.rms_norm_eps
-    normed = _rms_norm(stream, layer.input_norm, eps)
+    normed = rms_norm(stream, layer.input_norm, eps)
     num_queries = config.num_heads * config.head_dim
     past_bias = None if layer.qkv_bias is None else layer.qkv_bias[num_queries:]
     fused = _by_head(functional.linear(normed, layer.qkv_proj, layer.qkv_bias), config.head_dim)
@@ -163,10 +164,10 @@ def _attention(
     query = fused[:, :, : config.num_heads]
     key, value = fused[:, :, config.num_heads :].chunk(2, dim=2)
     if layer.q_norm is not None and layer.k_norm is not None:
-        query = _rms_norm(query, layer.q_norm, eps)
-        key, past_key = _rms_norm(key, layer.k_norm, eps), _rms_norm(past_key, layer.k_norm, eps)
-    query, key = _rotate(query, of_slots), _rotate(key, of_slots)
-    keys = torch.cat((_rotate(past_key, of_context), key), dim=1)
+        query = rms_norm(query, layer.q_norm, eps)
+        key, past_key = rms_norm(key, layer.k_norm, eps), rms_norm(past_key, layer.k_norm, eps)
+    query, key = rotate(query, of_slots), rotate(key, of_slots)
+    keys = torch.cat((rotate(past_key, of_context), key), dim=1)
     values = torch.cat((past_value, value), dim=1)
     group = config.num_heads // config.num_kv_heads
     # Grouped heads have no kernel that takes a mask.
@@ -180,14 +181,3 @@ def _attention(
 
 def _by_head(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return rows.view(*rows.shape[:-1], -1, head_dim)
-
-
-def _rotate(heads_of: torch.Tensor, rotation: list[torch.Tensor]) -> torch.Tensor:
-    cosine, sine = rotation
-    first, second = heads_of.chunk(2, dim=-1)
-    rotated = (first * cosine - second * sine, second * cosine + first * sine)
-    return torch.cat(rotated, dim=-1).to(heads_of.dtype)
-
-
-def _rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return functional.rms_norm(values, weight.shape, weight, eps)

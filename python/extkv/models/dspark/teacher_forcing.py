@@ -118,10 +118,10 @@ def teacher_forced(
         window = config.backbone.layer_window(layer_id)
         mask = _visible(config, num_tokens, anchors, is_real, window)
         stream = stream + _attention(config.backbone, layer, (context, stream), rotation, mask)
-        normed = _rms_norm(stream, layer.post_attention_norm, eps)
+        normed = rms_norm(stream, layer.post_attention_norm, eps)
         gate, up = functional.linear(normed, layer.gate_up_proj).chunk(2, dim=-1)
         stream = stream + functional.linear(functional.silu(gate) * up, layer.down_proj)
-    hidden = draft_rows(config, _rms_norm(stream, weights.backbone.final_norm, eps))
+    hidden = draft_rows(config, rms_norm(stream, weights.backbone.final_norm, eps))
     labels = predicted_positions(config, anchors)
     previous = token_ids[(labels - 1).clamp(max=num_tokens - 1)]
     return _apply_heads(model, hidden, labels, previous)
@@ -131,10 +131,10 @@ def _context(model: DSparkModel, taps: torch.Tensor, reading: Reading) -> torch.
     """Return the features of the context (model dtype, [num_tokens, hidden_size])."""
     weights, eps = model.weights, model.config.backbone.rms_norm_eps
     if reading.context_norm == "before":
-        taps = _rms_norm(taps, weights.hidden_norm, eps)
+        taps = rms_norm(taps, weights.hidden_norm, eps)
     features = functional.linear(taps.transpose(0, 1).flatten(1), weights.fc)
     if reading.context_norm == "after":
-        features = _rms_norm(features, weights.hidden_norm, eps)
+        features = rms_norm(features, weights.hidden_norm, eps)
     return features
 
 
@@ -178,7 +178,7 @@ def _attention(
     """
     context, stream = sources
     eps = config.rms_norm_eps
-    normed = _rms_norm(stream, layer.input_norm, eps)
+    normed = rms_norm(stream, layer.input_norm, eps)
     num_queries = config.num_heads * config.head_dim
     query = functional.linear(normed, layer.qkv_proj[:num_queries])
     fused = functional.linear(torch.cat((context, normed)), layer.qkv_proj[num_queries:])
@@ -189,9 +189,9 @@ def _attention(
         rows.view(rows.shape[0], -1, config.head_dim) for rows in (query, *fused.chunk(2, dim=-1))
     )
     if layer.q_norm is not None and layer.k_norm is not None:
-        query, key = _rms_norm(query, layer.q_norm, eps), _rms_norm(key, layer.k_norm, eps)
+        query, key = rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)
     of_slots = [table[context.shape[0] :] for table in rotation]
-    query, key = _rotate(query, of_slots), _rotate(key, rotation)
+    query, key = rotate(query, of_slots), rotate(key, rotation)
     attended = functional.scaled_dot_product_attention(
         query.transpose(0, 1)[None],
         key.transpose(0, 1)[None],
@@ -222,12 +222,19 @@ def _visible(
     return torch.cat((before.repeat_interleave(size, 0), in_block), dim=1)
 
 
-def _rotate(heads_of: torch.Tensor, rotation: list[torch.Tensor]) -> torch.Tensor:
+def rotate(heads_of: torch.Tensor, rotation: list[torch.Tensor]) -> torch.Tensor:
+    """Return heads turned by their positions (as `heads_of`), for a pass with a gradient.
+
+    Args:
+        heads_of (float, [..., num_heads, head_dim]): Queries or keys.
+        rotation: Cosine and sine of each, which broadcast against half a head.
+    """
     cosine, sine = rotation
     first, second = heads_of.chunk(2, dim=-1)
     rotated = (first * cosine - second * sine, second * cosine + first * sine)
     return torch.cat(rotated, dim=-1).to(heads_of.dtype)
 
 
-def _rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(values: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return the norm of the last dimension (as `values`), for a pass with a gradient."""
     return functional.rms_norm(values, weight.shape, weight, eps)
