@@ -9,6 +9,7 @@ from extkv.engine.llm import LLM
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
 from extkv.models.dspark import drafter_config, random_drafter
 from extkv.sampling_params import SamplingParams
+from support.drafters import know_bigrams
 from support.letter_tokenizer import LetterTokenizer
 
 VOCAB_SIZE = 300
@@ -55,11 +56,7 @@ def knowing_drafter(target, head: str = "vanilla"):
     options = {"dtype": target.dtype, "device": target.device, "seed": 1, "ops": target.ops}
     drafter = random_drafter(config, target, **options)
     if head == "vanilla":
-        weights, norm = drafter.weights, target.weights.final_norm
-        weights.backbone.final_norm.zero_()
-        rows = torch.nn.functional.rms_norm(target.weights.embedding, norm.shape, norm, 1e-5)
-        weights.markov_w1.copy_(rows)
-        weights.markov_w2.copy_(target.weights.lm_head)
+        know_bigrams(drafter, target)
     return drafter
 
 

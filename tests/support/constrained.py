@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, kernel_ops, random_model
 from extkv.models.dspark import drafter_config, random_drafter
 from extkv.sampling_params import SamplingParams
 from extkv.structured_outputs.params import StructuredOutputsParams
-from support.drafters import scramble
+from support.drafters import know_bigrams, scramble
 from support.letter_tokenizer import LetterTokenizer
 from support.tiny_bigrams import NUM_DRAFTS
 
@@ -51,11 +50,7 @@ def knowing_drafter(loaded: LoadedModel):
     )
     if target.device.type == "cpu":
         scramble(drafter, seed=2)
-    weights, norm = drafter.weights, target.weights.final_norm
-    weights.backbone.final_norm.zero_()
-    rows = torch.nn.functional.rms_norm(target.weights.embedding, norm.shape, norm, 1e-5)
-    weights.markov_w1.copy_(rows)
-    weights.markov_w2.copy_(target.weights.lm_head)
+    know_bigrams(drafter, target)
     return drafter
 
 

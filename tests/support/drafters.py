@@ -65,6 +65,15 @@ def scramble(model: DSparkModel, *, seed: int) -> None:
     model.refresh()
 
 
+def know_bigrams(drafter: DSparkModel, target: DecoderModel) -> None:
+    """Make the Markov head the target's bigram, and let the backbone say nothing."""
+    weights, norm = drafter.weights, target.weights.final_norm
+    weights.backbone.final_norm.zero_()
+    rows = torch.nn.functional.rms_norm(target.weights.embedding, norm.shape, norm, 1e-5)
+    weights.markov_w1.copy_(rows)
+    weights.markov_w2.copy_(target.weights.lm_head)
+
+
 def in_float64(model: DSparkModel) -> DSparkModel:
     """The same drafter with float64 weights."""
     weights = _doubled(model.weights)

@@ -9,7 +9,7 @@ from extkv.engine.llm import LLM
 from extkv.models import GenerationDefaults, LoadedModel, ModelConfig, random_model
 from extkv.models.dspark import drafter_config, random_drafter
 from extkv.sampling_params import SamplingParams
-from support.drafters import scramble
+from support.drafters import know_bigrams, scramble
 from support.letter_tokenizer import LetterTokenizer
 
 VOCAB_SIZE = 13
@@ -58,12 +58,7 @@ def knowing_drafter(loaded: LoadedModel, head: str = "vanilla"):
     drafter = random_drafter(config, target, seed=1)
     scramble(drafter, seed=2)
     if head == "vanilla":
-        weights = drafter.weights
-        weights.backbone.final_norm.zero_()
-        norm = target.weights.final_norm
-        rows = torch.nn.functional.rms_norm(target.weights.embedding, norm.shape, norm, 1e-5)
-        weights.markov_w1.copy_(rows)
-        weights.markov_w2.copy_(target.weights.lm_head)
+        know_bigrams(drafter, target)
     return drafter
 
 
