@@ -93,13 +93,14 @@ def fill_weights(
         ModelFileError: If a tensor holds a value that is not finite in its place's dtype.
     """
     buffers = ChunkBuffers(device)
-    extremes = []
+    # One tensor from the start: one per slot would keep the memory of chunks in pieces.
+    extremes = destinations[0][1].new_empty(len(destinations), 2)
     for num_read, (slot, destination) in enumerate(destinations, start=1):
         source.fill(slot, destination, buffers)
-        extremes.append(torch.stack(torch.aminmax(destination)))
+        extremes[num_read - 1] = torch.stack(torch.aminmax(destination))
         if on_progress is not None:
             on_progress(num_read, len(destinations))
-    _check_finite(source, [slot for slot, _ in destinations], torch.stack(extremes))
+    _check_finite(source, [slot for slot, _ in destinations], extremes)
 
 
 def _check_finite(source: WeightSource, slots: list[WeightSlot], extremes: torch.Tensor) -> None:
