@@ -15,6 +15,7 @@ from extkv.dspark.train import (
     TextStore,
     Trainer,
 )
+from extkv.dspark.train.batches import draw_batch
 from extkv.models import DecoderModel
 from support.drafters import config_with_head, tiny_target
 
@@ -57,6 +58,23 @@ def tiny_trainer(*students: StudentSettings, target=None, **batch) -> Trainer:
     settings = BatchSettings(**({"batch_tokens": 96, "batch_blocks": 32} | batch))
     chosen = students or (student_settings(),)
     return Trainer(float64_target() if target is None else target, chosen, settings)
+
+
+def scrambled(trainer):
+    """Redraw all weights of the drafters, so that nothing is 0 or 1."""
+    generator = torch.Generator().manual_seed(11)
+    for student in trainer.students:
+        for name, tensor in student.parameters.items():
+            values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            base = 1.0 if name.endswith("norm") else 0.0
+            tensor.data.copy_(base + 0.3 * values)
+    return trainer
+
+
+def batch_of(trainer, count=3):
+    settings = BatchSettings(batch_blocks=8 * count)
+    generator = torch.Generator().manual_seed(4)
+    return draw_batch(random_texts(count), range(count), settings, trainer._num_drafts, generator)
 
 
 FAST = OptimizerSettings(lr=1e-2)

@@ -12,27 +12,17 @@ from extkv.dspark.train.settings import BatchSettings
 from extkv.dspark.train.target_pass import run_target
 from extkv.models.dspark import teacher_forced
 from support.drafters import HEADS, random_tokens
-from support.training import float64_target, random_texts, student_settings, tiny_trainer
+from support.training import (
+    batch_of,
+    float64_target,
+    random_texts,
+    scrambled,
+    student_settings,
+    tiny_trainer,
+)
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 LAYOUTS = pytest.mark.parametrize("samples_from_anchor", [True, False], ids=["anchor", "fill-in"])
-
-
-def scrambled(trainer):
-    """Redraw all weights of the drafters, so that nothing is 0 or 1."""
-    generator = torch.Generator().manual_seed(11)
-    for student in trainer.students:
-        for name, tensor in student.parameters.items():
-            values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            base = 1.0 if name.endswith("norm") else 0.0
-            tensor.data.copy_(base + 0.3 * values)
-    return trainer
-
-
-def batch_of(trainer, count=3):
-    settings = BatchSettings(batch_blocks=8 * count)
-    generator = torch.Generator().manual_seed(4)
-    return draw_batch(random_texts(count), range(count), settings, trainer._num_drafts, generator)
 
 
 def slow_loss(student, batch, taps, target, loss):

@@ -1,5 +1,6 @@
 """A whole run on the host: it improves a tiny drafter, and the engine accepts what was measured."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -22,6 +23,7 @@ from support.training import tiny_trainer
 from typer import BadParameter
 from typer.testing import CliRunner
 
+FEW_TOKENS = "few:draft_vocab_size=48"
 PROMPTS = ["Name three colours.", "Why?", "Write a poem about rain.", "Count to ten."]
 
 
@@ -54,7 +56,7 @@ def trained(model_path, prompts_path, tmp_path_factory):
         "--budget-seconds", 4, "--rounds", 1, "--generation-ratio", 0.9, "--max-steps", 60,
         "--max-tokens", 24, "--max-text-len", 300, "--max-num-seqs", 16, "--num-held-out", 4,
         "--batch-tokens", 1024, "--batch-blocks", 64, "--lr", 5e-3, "--evaluate", prompts_path,
-        "--variant", "plain:head=none", *shape,
+        "--variant", "plain:head=none", "--variant", FEW_TOKENS, *shape,
     )  # fmt: skip
     return out, json.loads(printed.splitlines()[-1])
 
@@ -90,6 +92,34 @@ def test_the_engine_accepts_what_was_measured_at_temperature_0(trained, model_pa
 
 
 @pytest.mark.slow
+def test_a_reduced_vocabulary_is_chosen_from_the_first_texts(trained, model_path):
+    out, results = trained
+    counts = np.load(out / "token_counts.npy")
+    loaded = load_model(model_path)
+    drafter = load_drafter(out / "few" / "speculators", loaded.model)
+    chosen = drafter.weights.target_ids.tolist()
+    assert len(chosen) == 48
+    least = min(counts[token] for token in chosen if token not in loaded.tokenizer.stop_token_ids)
+    others = np.delete(counts, chosen)
+    assert least >= others.max()
+    assert results["few"]["held-out T=0"]["accepted_length"] > 1.1
+
+
+@pytest.mark.slow
+def test_counts_that_cannot_be_read_are_refused(trained, model_path, tmp_path):
+    out, _ = trained
+    (tmp_path / "token_counts.npy").write_bytes(b"no counts")
+    result = CliRunner().invoke(
+        app,
+        ["train-drafter", "--model", str(model_path), "--device", "cpu", "--out", str(tmp_path),
+         "--resume", "--texts", str(out / "texts.npz"), "--num-held-out", "1",
+         "--max-tokens", "4", "--draft-vocab-size", "48"],
+    )  # fmt: skip
+    assert result.exit_code != 0
+    assert "token_counts.npy cannot be read" in result.output
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_from_its_directory(trained, model_path):
     out, _ = trained
     before = len(read_log(out / "log.jsonl"))
@@ -98,17 +128,22 @@ def test_a_run_goes_on_from_its_directory(trained, model_path):
         "--texts", out / "texts.npz", "--max-steps", 62, "--max-tokens", 24, "--num-held-out", 4,
         "--max-text-len", 300, "--max-num-seqs", 16, "--batch-tokens", 1024, "--batch-blocks", 64,
         "--num-layers", 1, "--num-drafts", 3, "--num-taps", 1, "--markov-rank", 32,
-        "--lr", 5e-3, "--variant", "plain:head=none",
+        "--lr", 5e-3, "--variant", "plain:head=none", "--variant", FEW_TOKENS,
     )  # fmt: skip
     added = read_log(out / "log.jsonl")[before:]
     assert {line["step"] for line in added} == {62}
 
 
-@pytest.mark.parametrize("head", ["vanilla", "rnn", "none"])
-def test_rounds_on_a_text_are_those_of_the_engine(model_path, tmp_path, head):
+@pytest.mark.parametrize(
+    ("head", "draft_vocab_size"), [("vanilla", 0), ("rnn", 0), ("none", 0), ("vanilla", 64)]
+)
+def test_rounds_on_a_text_are_those_of_the_engine(model_path, tmp_path, head, draft_vocab_size):
     loaded = load_model(model_path)
     shape = {"num_layers": 1, "num_drafts": 3, "num_taps": 2, "markov_rank": 8}
-    settings = student_of("x", loaded.config, head=head, **shape)
+    settings = student_of("x", loaded.config, head=head, draft_vocab_size=draft_vocab_size, **shape)
+    if draft_vocab_size:
+        tokens = tuple(range(0, 2 * draft_vocab_size, 2))
+        settings = dataclasses.replace(settings, draft_token_ids=tokens)
     trainer = tiny_trainer(settings, target=loaded.model)
     (student,) = trainer.students
     save_speculators(student.model(loaded.model.dtype), tmp_path)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from extkv.models.dspark import DSparkConfig, DSparkWeights
     from extkv.models.weights import LayerWeights
 
-# Masked attention with a gradient; cuDNN would plan anew for every length.
-BACKENDS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Masked attention with a gradient: "flash" takes masks on the host only. cuDNN would plan anew for
+# every length.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class BlockOutput(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from extkv.errors import InvalidArgumentError
 from extkv.models.dspark.weights import EMBEDDING, LM_HEAD, allocate_drafter_weights
 
 if TYPE_CHECKING:
@@ -22,21 +23,31 @@ _INTO_STREAM = ("o_proj", "down_proj")
 def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWeights:
     """Return float32 weights on the target's device, float64 where the target is.
 
-    Embedding and head are the target's own tensors. Markov embeddings begin as a random projection
+    Embedding and head are the target's own tensors, the head its rows of the draft tokens where
+    those are fewer. Markov embeddings begin as a random projection
     of the token embeddings, so that like tokens begin alike, and their bias at 0.
 
     Args:
         settings: The drafter; layers of the target are used where their shape is the drafter's.
         target: The target.
+
+    Raises:
+        InvalidArgumentError: If the drafter has a reduced vocabulary and its tokens are not chosen.
     """
     config = settings.config
     dtype = torch.promote_types(target.dtype, torch.float32)
-    shared = {EMBEDDING: target.weights.embedding, LM_HEAD: target.weights.lm_head}
-    weights = allocate_drafter_weights(config, dtype, target.device, shared=shared)
+    target_ids = _target_ids(settings, target)
+    lm_head = target.weights.lm_head
+    if target_ids is not None:
+        lm_head = lm_head.index_select(0, target_ids)
+    shared = {EMBEDDING: target.weights.embedding, LM_HEAD: lm_head}
+    weights = allocate_drafter_weights(
+        config, dtype, target.device, shared=shared, target_ids=target_ids
+    )
     generator = torch.Generator().manual_seed(settings.seed)
     own = dict(weights.tensors())
-    for name in ("embedding", "lm_head"):
-        own.pop(name)
+    for name in ("embedding", "lm_head", "target_ids"):
+        own.pop(name, None)
     for name, tensor in own.items():
         _fill(name, tensor, config, generator)
     with torch.no_grad():
@@ -46,6 +57,17 @@ def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWe
         if settings.initial == "target":
             _copy_layers(weights, target, generator)
     return weights
+
+
+def _target_ids(settings: StudentSettings, target: DecoderModel) -> torch.Tensor | None:
+    if not settings.is_reduced:
+        return None
+    size, chosen = settings.config.num_draft_tokens, settings.draft_token_ids
+    if chosen is None or len(chosen) != size:
+        found = "none" if chosen is None else len(chosen)
+        msg = f"draft_vocab_size is {size}, expected as many draft_token_ids, found {found}"
+        raise InvalidArgumentError(msg)
+    return torch.tensor(chosen, device=target.device)
 
 
 def _fill(

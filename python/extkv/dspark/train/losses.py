@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from extkv.dspark.train.draft_vocabulary import NEVER
 from extkv.op_modules import op_module
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from extkv.drafting import DraftLossRows
     from extkv.dspark.train.settings import LossSettings
 
@@ -18,16 +21,20 @@ class Comparison(NamedTuple):
     """What rows of drafts are compared with.
 
     Attributes:
-        target_logits (float, [num_target_rows, vocab_size]): Logits of the target.
+        target_logits (float, [num_target_rows, vocab_size]): Logits of the target. One column more
+            than drafts have stands for all tokens that cannot be drafted.
         target_rows (int64, [num_rows]): Which of them each row is to match.
         label_ids (int64, [num_rows]): Token that came.
         weights (float32, [num_rows]): Weight of each row in the loss.
+        num_outside: The last so many rows have a token that cannot be drafted: there is no
+            cross-entropy in their loss.
     """
 
     target_logits: torch.Tensor
     target_rows: torch.Tensor
     label_ids: torch.Tensor
     weights: torch.Tensor
+    num_outside: int = 0
 
 
 class LossTerms(NamedTuple):
@@ -100,6 +107,9 @@ class _TokenLoss(torch.autograd.Function):
             # One product for both heads.
             features = torch.cat((hidden, codes), dim=1)
             weight = torch.cat((lm_head, markov_weight.to(hidden.dtype)), dim=1)
+        is_reduced = comparison.target_logits.shape[1] > weight.shape[0]
+        if is_reduced:
+            weight = torch.cat((weight, weight.new_zeros((1, weight.shape[1]))))
         has_gradient = any(ctx.needs_input_grad)
         gradient = torch.empty_like(features) if has_gradient else None
         wide = torch.promote_types(hidden.dtype, torch.float32)
@@ -109,9 +119,11 @@ class _TokenLoss(torch.autograd.Function):
         op = op_module(hidden.device, "draft_loss").draft_loss
         chunk = max(chunk_bytes // (weight.shape[0] * hidden.dtype.itemsize), 1)
         found: list[DraftLossRows] = []
-        for start in range(0, len(hidden), chunk):
-            rows = slice(start, start + chunk)
+        num_inside = len(hidden) - comparison.num_outside
+        for rows in _chunks(num_inside, len(hidden), chunk):
             logits = functional.linear(features[rows], weight)
+            if is_reduced:
+                logits[:, -1] = NEVER
             found.append(
                 op(
                     logits,
@@ -119,21 +131,23 @@ class _TokenLoss(torch.autograd.Function):
                     comparison.target_rows[rows],
                     comparison.label_ids[rows],
                     comparison.weights[rows] if has_gradient else None,
-                    ce_weight=settings.ce_weight,
+                    ce_weight=settings.ce_weight if rows.start < num_inside else 0.0,
                     tv_weight=settings.tv_weight,
                 )
             )
             if gradient is not None:
                 torch.mm(logits, weight, out=gradient[rows])
                 if markov_gradient is not None and codes is not None:
-                    markov_gradient += logits.t() @ codes[rows]
+                    of_tokens = logits[:, : len(markov_gradient)]
+                    markov_gradient += of_tokens.t() @ codes[rows]
         ctx.gradient, ctx.markov_gradient = gradient, markov_gradient
         ctx.num_hidden = hidden.shape[1]
         columns = [torch.cat(parts) for parts in zip(*found, strict=True)] if found else []
         if not columns:
             empty = hidden.new_zeros(0, dtype=wide)
             columns = [empty, empty, empty, comparison.label_ids[:0]]
-        per_row = settings.ce_weight * columns[0] + settings.tv_weight * columns[1]
+        per_row = settings.tv_weight * columns[1]
+        per_row[:num_inside] += settings.ce_weight * columns[0][:num_inside]
         loss = (per_row * comparison.weights.to(per_row.dtype)).sum()
         ctx.mark_non_differentiable(*columns)
         return loss, *columns
@@ -149,6 +163,13 @@ class _TokenLoss(torch.autograd.Function):
             of_codes = scaled[:, ctx.num_hidden :]
             of_weight = markov_gradient * grad_loss
         return of_hidden, of_codes, of_weight, None, None, None, None
+
+
+def _chunks(num_inside: int, num_rows: int, size: int) -> Iterator[slice]:
+    """Yield parts of at most `size` rows that lie on one side of `num_inside`."""
+    for first, last in ((0, num_inside), (num_inside, num_rows)):
+        for start in range(first, last, size):
+            yield slice(start, min(start + size, last))
 
 
 def confidence_loss(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from extkv.dspark.train.acceptance import measure
 from extkv.dspark.train.report import RunLog, plot_log
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from extkv.dspark.train.settings import RunSettings
+    from extkv.dspark.train.texts import Text
     from extkv.dspark.train.trainer import Trainer
     from extkv.dspark.train.workers import TextSource
 
@@ -27,6 +28,20 @@ LOG_FILE = "log.jsonl"
 RESULTS_FILE = "results.json"
 # Bytes of a file of weights, so that no file is too large for a repository.
 SHARD_BYTES = 15 << 20
+
+
+class TimedTexts(NamedTuple):
+    """Texts, and the seconds that they took."""
+
+    texts: list[Text]
+    seconds: float
+
+
+def generate_timed(source: TextSource, seconds: float) -> TimedTexts:
+    """Let a source generate for some seconds."""
+    start = time.perf_counter()
+    texts = source.generate(seconds)
+    return TimedTexts(texts, time.perf_counter() - start)
 
 
 class Run:
@@ -46,6 +61,7 @@ class Run:
         directory: str | Path,
         *,
         source: TextSource | None = None,
+        first_texts: TimedTexts | None = None,
         held_out: Mapping[str, TextStore] | None = None,
         verifier: str | None = None,
         writes_drafters: bool = True,
@@ -58,6 +74,7 @@ class Run:
             settings: How long, and what is written when.
             directory: Where checkpoint, texts, log and drafters go.
             source: Generates texts; None to train on those of the store.
+            first_texts: Texts of the first round, where they were generated before.
             held_out: Texts to evaluate on, by name; the first decides which drafter is best.
             verifier: Name of the target in the drafters' files.
             writes_drafters: Whether drafters are written, or measured only.
@@ -69,13 +86,14 @@ class Run:
         self.store = TextStore()
         self.best: dict[str, float] = {}
         self._source, self._held_out = source, dict(held_out or {})
+        self._first_texts = first_texts
         self._verifier, self._on_progress = verifier, on_progress
         self._writes_drafters = writes_drafters
         self._is_first = trainer.ranks.rank == 0
         suffix = "" if self._is_first else f".{trainer.ranks.rank}"
         self._log = RunLog(self.directory / f"{LOG_FILE}{suffix}")
         self._texts_path = self.directory / f"{TEXTS_FILE}{suffix}"
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() - (0.0 if first_texts is None else first_texts.seconds)
         self._generated_s = self._still_to_generate_s = 0.0
         self._logged_step, self._logged_at, self._logged_anchors = 0, self._start, 0
         self._evaluated_at = self._saved_at = self._start
@@ -100,7 +118,7 @@ class Run:
         settings = self.settings
         num_rounds = settings.num_rounds if self._source is not None else 1
         share = settings.budget_s / num_rounds
-        of_round = share * settings.generation_ratio if self._source is not None else 0.0
+        of_round = settings.generation_s if self._source is not None else 0.0
         for number in range(num_rounds):
             self._still_to_generate_s = of_round * (num_rounds - 1 - number)
             if self._source is not None:
@@ -166,12 +184,13 @@ class Run:
     def _generate(self, seconds: float) -> None:
         """Let the source generate, and keep the texts."""
         assert self._source is not None
-        start = time.perf_counter()
-        texts = self._source.generate(seconds)
+        generated, self._first_texts = self._first_texts, None
+        if generated is None:
+            generated = generate_timed(self._source, seconds)
+        texts, elapsed = generated
         self.store.extend(texts)
         self.store.save(self._texts_path)
         self.trainer.start_pass()
-        elapsed = time.perf_counter() - start
         self._generated_s += elapsed
         num_tokens = sum(len(text.token_ids) for text in texts)
         num_answer = num_tokens - sum(text.answer_start for text in texts)

@@ -9,28 +9,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from extkv.device import resolve_device
+from extkv.dspark.train.distributed import Ranks
+from extkv.dspark.train.draft_vocabulary import count_answer_tokens, most_frequent_tokens
 from extkv.dspark.train.generation import GenerationSettings, turn_tokens
 from extkv.dspark.train.prompts import build_prompt
-from extkv.dspark.train.run import Run
+from extkv.dspark.train.run import Run, generate_timed
 from extkv.dspark.train.settings import BatchSettings, RunSettings
 from extkv.dspark.train.texts import TextStore
 from extkv.dspark.train.trainer import Trainer
 from extkv.dspark.train.workers import LocalSource, WorkerSource
-from extkv.errors import InvalidArgumentError
+from extkv.errors import InvalidArgumentError, ModelFileError
 from extkv.models import find_default_model, kernel_ops, load_model
 from extkv.models.model_source import read_model_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
+    from extkv.dspark.train.run import TimedTexts
     from extkv.dspark.train.settings import StudentSettings
     from extkv.dspark.train.texts import Text
     from extkv.dspark.train.workers import TextSource
     from extkv.models import LoadedModel
 
+    Int64Array = npt.NDArray[np.int64]
     Progress = Callable[[str, int, int], None]
     # Makes the drafters, once the target's shape is known.
     MakeStudents = Callable[[LoadedModel], Sequence[StudentSettings]]
@@ -38,6 +45,7 @@ if TYPE_CHECKING:
 # Name of the held-out prompts that decide which drafter is best.
 HELD_OUT = "held-out"
 CUDA_WORKERS = 3
+COUNTS_FILE = "token_counts.npy"
 
 
 @dataclass(frozen=True)
@@ -121,19 +129,28 @@ def train_drafters(
         ranks = _ranks(device)
         if source is None:
             source = _local(settings, loaded, (ranks.rank, ranks.size))
-        trainer = Trainer(loaded.model, make_students(loaded), settings.batches, ranks=ranks)
+        held_out = held_out_texts(settings, loaded, source)
+        store = None if settings.texts is None else TextStore.load(settings.texts)
+        students, first_texts = make_students(loaded), None
+        if any(student.is_reduced for student in students):
+            if store is None and not settings.is_resumed:
+                first_texts = generate_timed(source, settings.run.generation_s)
+            counts = _token_counts(settings, loaded, ranks, store, first_texts)
+            students = [_with_vocabulary(student, counts, loaded) for student in students]
+        trainer = Trainer(loaded.model, students, settings.batches, ranks=ranks)
         run = Run(
             trainer,
             settings.run,
             settings.directory,
-            source=None if settings.texts is not None else source,
-            held_out=held_out_texts(settings, loaded, source),
+            source=None if store is not None else source,
+            first_texts=first_texts,
+            held_out=held_out,
             verifier=settings.verifier or path.stem,
             writes_drafters=settings.writes_drafters,
             on_progress=on_progress,
         )
-        if settings.texts is not None:
-            run.store = TextStore.load(settings.texts)
+        if store is not None:
+            run.store = store
         if settings.is_resumed:
             run.resume()
         try:
@@ -144,6 +161,44 @@ def train_drafters(
     finally:
         if source is not None:
             source.close()
+
+
+def _token_counts(
+    settings: SessionSettings,
+    loaded: LoadedModel,
+    ranks: Ranks,
+    store: TextStore | None,
+    first_texts: TimedTexts | None,
+) -> Int64Array:
+    """Count the tokens of answers, of all processes together; a run that goes on has the counts."""
+    path = settings.directory / COUNTS_FILE
+    if settings.is_resumed:
+        try:
+            found: Int64Array = np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise ModelFileError(f"token counts {path} cannot be read: {error}") from error
+        return found
+    if store is None:
+        assert first_texts is not None
+        store = store_of(first_texts.texts)
+    counts = torch.from_numpy(count_answer_tokens(store, loaded.config.vocab_size))
+    counts = counts.to(loaded.model.device)
+    ranks.add(counts)
+    total: Int64Array = counts.cpu().numpy()
+    if ranks.rank == 0:
+        np.save(path, total)
+    return total
+
+
+def _with_vocabulary(
+    student: StudentSettings, counts: Int64Array, loaded: LoadedModel
+) -> StudentSettings:
+    """Choose the tokens that a drafter of a reduced vocabulary drafts."""
+    if not student.is_reduced:
+        return student
+    ends = loaded.generation.eos_token_ids or loaded.tokenizer.stop_token_ids
+    tokens = most_frequent_tokens(counts, student.config.num_draft_tokens, always=ends)
+    return dataclasses.replace(student, draft_token_ids=tokens)
 
 
 def held_out_texts(
@@ -215,11 +270,9 @@ def read_prompts(path: str | os.PathLike[str]) -> list[str]:
     return prompts
 
 
-def _ranks(device: torch.device) -> Any:  # noqa: ANN401, imported where it is used
+def _ranks(device: torch.device) -> Ranks:
     """Join the process group that `torchrun` describes, if it does."""
     from torch import distributed
-
-    from extkv.dspark.train.distributed import Ranks
 
     if "WORLD_SIZE" in os.environ and not distributed.is_initialized():
         distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -88,14 +88,16 @@ class StudentSettings:
 
     Attributes:
         name: What logs and folders call it.
-        config: Its shape; its vocabulary is the target's.
+        config: Its shape.
         loss: Its loss.
         optimizer: Its optimizer.
         initial: Where its layers begin: at layers of the target, or at random numbers.
         seed: Seed of the random numbers.
+        draft_token_ids: Target token of each draft token, ascending; None where the drafter drafts
+            every token. Chosen after texts are there, see `most_frequent_tokens`.
 
     Raises:
-        InvalidArgumentError: If the drafter has a reduced vocabulary or sliding windows.
+        InvalidArgumentError: If the drafter has sliding windows.
     """
 
     name: str
@@ -104,16 +106,16 @@ class StudentSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     initial: InitialWeights = "target"
     seed: int = 0
+    draft_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether some tokens of the target cannot be drafted."""
+        return self.config.num_draft_tokens != self.config.backbone.vocab_size
 
     def __post_init__(self) -> None:
         """Refuse what the trainer does not compute."""
         backbone = self.config.backbone
-        if self.config.num_draft_tokens != backbone.vocab_size:
-            msg = (
-                f"draft_vocab_size is {self.config.num_draft_tokens}, expected the whole "
-                f"vocabulary of {backbone.vocab_size}: reduced ones are not trained"
-            )
-            raise InvalidArgumentError(msg)
         if backbone.sliding_window is not None:
             msg = f"sliding_window is {backbone.sliding_window}, expected none: it is not trained"
             raise InvalidArgumentError(msg)
@@ -178,6 +180,11 @@ class RunSettings:
     evaluate_every_s: float = 60.0
     checkpoint_every_s: float = 60.0
     log_every_steps: int = 20
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds of a round in which texts are generated."""
+        return self.budget_s / self.num_rounds * self.generation_ratio
 
     def __post_init__(self) -> None:
         """Check every number."""

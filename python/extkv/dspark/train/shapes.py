@@ -35,6 +35,7 @@ def student_of(
     lr: float = 1e-3,
     initial: InitialWeights = "target",
     seed: int = 0,
+    draft_vocab_size: int = 0,
 ) -> StudentSettings:
     """Describe a drafter of the published shape with other numbers.
 
@@ -53,6 +54,7 @@ def student_of(
         lr: See `OptimizerSettings`.
         initial: See `StudentSettings`.
         seed: See `StudentSettings`.
+        draft_vocab_size: Tokens that can be drafted, the most frequent ones; 0 for all.
 
     Raises:
         InvalidArgumentError: If the numbers contradict each other.
@@ -71,6 +73,8 @@ def student_of(
     }
     if head != NO_HEAD:
         changes["markov_head_type"] = head
+    if draft_vocab_size:
+        changes["draft_vocab_size"] = draft_vocab_size
     if mask_token_id is not None:
         changes["mask_token_id"] = mask_token_id
     return StudentSettings(

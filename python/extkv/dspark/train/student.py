@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from extkv.dspark.train.anchors import slot_weights
+from extkv.dspark.train.draft_vocabulary import NEVER, DraftVocabulary
 from extkv.dspark.train.forward import BlockOutput, forward_blocks
 from extkv.dspark.train.initial_weights import initial_weights
 from extkv.dspark.train.losses import Comparison, LossTerms, confidence_loss, token_loss
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 # Weights that are not rounded to the compute dtype before they are used.
 _UNROUNDED = ("markov_w1", "markov_w2")
-_SHARED = ("embedding", "lm_head")
+_NOT_TRAINED = ("embedding", "lm_head", "target_ids")
 
 
 class Student:
@@ -34,6 +35,7 @@ class Student:
         parameters: Its own weights by name (float32 or float64), as `DSparkWeights.tensors` names
             them.
         num_drafts: Drafts of a block.
+        vocabulary: Tokens that it can draft; None for all.
     """
 
     def __init__(
@@ -51,10 +53,14 @@ class Student:
         self._target = target
         self._taps = [tap_layer_ids.index(tap) for tap in settings.config.tap_layer_ids]
         self._template = initial_weights(settings, target)
+        target_ids = self._template.target_ids
+        self.vocabulary = None
+        if target_ids is not None:
+            self.vocabulary = DraftVocabulary(target_ids, target.config.vocab_size)
         self.parameters = {
             name: tensor.requires_grad_()
             for name, tensor in self._template.tensors()
-            if name not in _SHARED
+            if name not in _NOT_TRAINED
         }
         self.optimizer = Optimizer(self.parameters, settings.optimizer)
         decay = settings.loss.slot_decay
@@ -127,19 +133,57 @@ class Student:
         *,
         chunk_bytes: int,
     ) -> LossTerms:
-        """Compare what it made of a batch with the target."""
+        """Compare what it made of a batch with the target.
+
+        Args:
+            output: What `forward` returned.
+            batch: The batch.
+            target_logits: See `backward`.
+            weights (float32, [num_rows]): Weight of each row.
+            chunk_bytes: See `backward`.
+
+        Returns:
+            One element per row of `batch.rows`; `argmax` are tokens of the target.
+        """
         rows = batch.rows[self.num_drafts]
-        hidden = output.hidden.flatten(0, 2)[rows.places]
-        codes = None if output.codes is None else output.codes.flatten(0, 2)[rows.places]
+        if self.vocabulary is None:
+            comparison = Comparison(target_logits, rows.target_rows, rows.label_ids, weights)
+            return self._token_loss(output, rows.places, comparison, chunk_bytes)
+        labels = self.vocabulary.draft_ids[rows.label_ids]
+        # Tokens that can be drafted come first: the others have no cross-entropy.
+        is_outside = labels == len(self.vocabulary)
+        order = torch.argsort(is_outside.to(torch.uint8), stable=True)
+        comparison = Comparison(
+            self.vocabulary.restrict(target_logits),
+            rows.target_rows[order],
+            labels[order],
+            weights[order],
+            num_outside=int(is_outside.sum()),
+        )
+        found = self._token_loss(output, rows.places[order], comparison, chunk_bytes)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        return LossTerms(
+            found.loss,
+            found.cross_entropy[back],
+            found.total_variation[back],
+            found.target_logprob[back],
+            self.vocabulary.target_ids[found.argmax[back]],
+        )
+
+    def _token_loss(
+        self, output: BlockOutput, places: torch.Tensor, comparison: Comparison, chunk_bytes: int
+    ) -> LossTerms:
+        hidden = output.hidden.flatten(0, 2)[places]
+        codes = None if output.codes is None else output.codes.flatten(0, 2)[places]
         markov_weight = self.parameters.get("markov_w2")
         if markov_weight is not None and not hidden.requires_grad:
             markov_weight = markov_weight.detach()
-        comparison = Comparison(target_logits, rows.target_rows, rows.label_ids, weights)
         return token_loss(
             hidden,
             codes,
             markov_weight,
-            self._target.weights.lm_head,
+            self._template.backbone.lm_head,
             comparison,
             self.settings.loss,
             chunk_bytes=chunk_bytes,
@@ -224,7 +268,9 @@ class Student:
         weights: torch.Tensor,
     ) -> None:
         self._add("loss", terms.loss)
-        self._add("cross_entropy", (terms.cross_entropy * weights).sum())
+        # Of tokens that can be drafted.
+        is_inside = terms.cross_entropy < -NEVER / 2
+        self._add("cross_entropy", (terms.cross_entropy * weights * is_inside).sum())
         self._add("total_variation", (terms.total_variation * weights).sum())
         hits = (terms.argmax == label_ids).to(torch.float32)
         zeros = torch.zeros(self.num_drafts, device=slots.device)
