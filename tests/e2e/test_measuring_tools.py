@@ -160,13 +160,18 @@ def test_calibrate_records_fits_and_draws(target, drafter, prompts, tmp_path):
 
     again = run("calibrate", "--rounds", str(rounds), *common)
     assert again.exit_code == 0, again.output
-    found = json.loads(again.stdout)
-    for row, expected in zip(found["positions"], report["positions"], strict=True):
+    again_rows = json.loads(again.stdout)["positions"]
+    for row, expected in zip(again_rows, report["positions"], strict=True):
         assert row == pytest.approx(expected, abs=1e-3)
 
     table = run("calibrate", "--rounds", str(rounds), "--min-rounds", "20")
     assert "ECE before" in table.stdout
     assert len(table.stdout.splitlines()) == 2 + 3
+
+    measured = run("calibrate", "--rounds", str(rounds), "--temperatures", str(out), "--json")
+    assert measured.exit_code == 0, measured.output
+    for row, expected in zip(json.loads(measured.stdout)["positions"], again_rows, strict=True):
+        assert row == pytest.approx(expected, abs=5e-3)
 
 
 def test_calibrate_refuses_too_few_rounds(target, drafter, prompts):
@@ -184,8 +189,9 @@ def test_calibrate_refuses_too_few_rounds(target, drafter, prompts):
         ([], "give TARGET, DRAFT and --prompts, or --rounds"),
         (["--rounds", "FILE", "--record", "x"], "--record cannot be given too"),
         (["--rounds", "FILE"], "cannot read the rounds"),
+        (["--rounds", "FILE", "--temperatures", "FILE", "--out", "x"], "x cannot be written"),
     ],
-    ids=["nothing", "both", "no-rounds"],
+    ids=["nothing", "both", "no-rounds", "nothing-fitted"],
 )
 def test_calibrate_says_what_it_needs(tmp_path, arguments, words):
     path = tmp_path / "rounds.jsonl"

@@ -14,7 +14,7 @@ from extkv.bench.recording import (
     record_rounds,
     select_rounds,
 )
-from extkv.bench.reliability import reliability
+from extkv.bench.reliability import calibration_error, measure_temperatures, reliability
 from extkv.dspark.calibration import FitSettings, Temperatures, fit_temperatures
 from extkv.errors import CalibrationError, InvalidArgumentError
 from extkv.sampling_params import SamplingParams
@@ -128,9 +128,9 @@ def test_trimmed_rounds_and_rounds_without_drafts_are_left_out():
     assert (found.num_left_out, found.source) == (2, {"a": "b"})
 
 
-def world(num_rounds: int = 1500, temperature: float = 2.0) -> Recording:
+def world(num_rounds: int = 1500, temperature: float = 2.0, seed: int = 5) -> Recording:
     """Rounds of a head whose logits are too large by a factor."""
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(seed)
     truth = random.normal(0.7, 1.2, (num_rounds, 3))
     rejected = random.random(truth.shape) >= 1 / (1 + np.exp(-truth))
     accepted = np.where(rejected.any(1), rejected.argmax(1), 3)
@@ -212,3 +212,21 @@ def test_bins_have_the_calibration_error_of_the_fit():
             assert gap / total == pytest.approx(error, abs=2e-3)
     assert fit.temperatures.values == pytest.approx([2.0] * 3, rel=0.5)
     assert max(fit.ece_after) < min(fit.ece_before)
+
+
+def test_temperatures_are_measured_on_other_rounds():
+    fit = fit_temperatures(world().to_rounds())
+    other = world(seed=8).to_rounds()
+    found = measure_temperatures(other, fit.temperatures)
+    refit = fit_temperatures(other)
+    assert found["num_rounds"] == refit.num_rounds_by_position.tolist()
+    assert found["accepted_ratio"] == pytest.approx(refit.accepted_ratio.tolist())
+    assert found["ece_before"] == pytest.approx(refit.ece_before.tolist(), abs=2e-3)
+    assert found["mean_before"] == pytest.approx(refit.mean_before.tolist(), abs=1e-5)
+    assert max(found["ece_after"]) < min(found["ece_before"])
+    # Not those of the rounds themselves.
+    assert found["temperature"] != refit.temperatures.values.tolist()
+
+
+def test_no_rounds_have_no_error():
+    assert calibration_error([]) == 0.0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from extkv.dspark.calibration import Rounds, Temperatures
 
 NUM_BINS = 15
@@ -26,6 +28,40 @@ class ReliabilityBin:
     promised: float
     observed: float
     num_rounds: int
+
+
+def measure_temperatures(rounds: Rounds, temperatures: Temperatures) -> dict[str, list[Any]]:
+    """Return how true confidences are with some temperatures, and without any.
+
+    Returns:
+        One element per position under the names of `TemperatureFit`: `temperature`, `num_rounds`,
+        `accepted_ratio`, `mean_before`, `mean_after`, `ece_before`, `ece_after`.
+
+    Raises:
+        SpeculationError: If there are more drafts than temperatures.
+    """
+    used = temperatures.of_first(rounds.num_drafts)
+    neutral = type(used)(np.ones(rounds.num_drafts, np.float32))
+    found: dict[str, list[Any]] = {"temperature": used.values.tolist()}
+    for suffix, chosen in (("before", neutral), ("after", used)):
+        positions = reliability(rounds, chosen)
+        found["num_rounds"] = [sum(one.num_rounds for one in bins) for bins in positions]
+        found["accepted_ratio"] = [_mean(bins, "observed") for bins in positions]
+        found[f"mean_{suffix}"] = [_mean(bins, "promised") for bins in positions]
+        found[f"ece_{suffix}"] = [calibration_error(bins) for bins in positions]
+    return found
+
+
+def calibration_error(bins: Sequence[ReliabilityBin]) -> float:
+    """Return the expected calibration error of bins: mean distance of promised and observed."""
+    total = sum(one.num_rounds for one in bins)
+    gaps = (one.num_rounds * abs(one.promised - one.observed) for one in bins)
+    return sum(gaps) / total if total else 0.0
+
+
+def _mean(bins: Sequence[ReliabilityBin], name: str) -> float:
+    total = sum(one.num_rounds for one in bins)
+    return sum(one.num_rounds * getattr(one, name) for one in bins) / total if total else 0.0
 
 
 def reliability(

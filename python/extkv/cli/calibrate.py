@@ -16,9 +16,11 @@ from extkv.cli.questions import read_questions
 from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from extkv.bench.recording import Recording
     from extkv.cli.questions import Question
-    from extkv.dspark.calibration import TemperatureFit
+    from extkv.dspark.calibration import TemperatureFit, Temperatures
 
 
 def calibrate(
@@ -47,6 +49,14 @@ def calibrate(
     record: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the recorded rounds to this file.")
     ] = None,
+    temperatures: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Fit nothing: measure the temperatures of this file on the rounds.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(dir_okay=False, help="Write the temperatures to this file.")
     ] = None,
@@ -74,29 +84,22 @@ def calibrate(
 
     Answers PROMPTS with every draft verified, records what the confidence head said and what was
     accepted, and fits by sequential temperature scaling. The file goes into `speculative_config` as
-    `confidence_temperatures`.
+    `confidence_temperatures`. With `--temperatures` it says how true that file is on other rounds.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
-    from extkv.bench.plots import plot_reliability, require_matplotlib
-    from extkv.bench.recording import Recording
-    from extkv.bench.reliability import reliability
-    from extkv.dspark.calibration import (
-        FitSettings,
-        Temperatures,
-        check_pairing,
-        fit_temperatures,
-    )
+    from extkv.bench.plots import require_matplotlib
+    from extkv.bench.reliability import measure_temperatures
+    from extkv.dspark.calibration import Temperatures, check_pairing
 
+    if temperatures is not None and out is not None:
+        raise InvalidArgumentError(
+            f"--temperatures {temperatures} are measured and none fitted: {out} cannot be written"
+        )
     if plot is not None:
         require_matplotlib()
+    given = {"TARGET": target, "DRAFT": draft, "--prompts": prompts, "--record": record}
     if rounds is not None:
-        given = {"TARGET": target, "DRAFT": draft, "--prompts": prompts, "--record": record}
-        needless = [name for name, value in given.items() if value is not None]
-        if needless:
-            raise InvalidArgumentError(
-                f"--rounds are recorded already, {', '.join(needless)} cannot be given too"
-            )
-        recording = Recording.load(rounds)
+        recording = _recorded(rounds, given)
     else:
         if target is None or draft is None or prompts is None:
             raise InvalidArgumentError("give TARGET, DRAFT and --prompts, or --rounds")
@@ -110,45 +113,83 @@ def calibrate(
         recording = _record(target, draft, questions, options, max_num_seqs)
     if record is not None:
         recording.save(record)
-    found = recording.to_rounds()
-    check_pairing(found)
-    fit = fit_temperatures(found, FitSettings(min_num_rounds=min_rounds))
-    if out is not None:
-        values = json.loads(fit.json) | {"source": recording.source}
-        out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    check_pairing(recording.to_rounds())
+    if temperatures is None:
+        chosen, columns = _fit(recording, min_rounds, out)
+    else:
+        chosen = Temperatures.load(temperatures)
+        columns = measure_temperatures(recording.to_rounds(), chosen)
     if plot is not None:
-        source = recording.source
-        plot_reliability(
-            reliability(found, Temperatures([1.0] * recording.num_drafts)),
-            reliability(found, fit.temperatures),
-            plot,
-            title=f"{source.get('draft', 'drafter')} for {source.get('model', 'target')}, "
-            f"{len(recording.rounds):,} rounds",
-        )
-    report = calibration_report(recording, fit)
+        _plot(recording, chosen, plot)
+    report = calibration_report(recording, columns)
     typer.echo(json.dumps(report) if as_json else format_report(report))
     for path in (record, out, plot):
         if path is not None:
             typer.echo(f"wrote {path}", err=True)
 
 
-def calibration_report(recording: Recording, fit: TemperatureFit) -> dict[str, Any]:
-    """Return what the fit did, position by position."""
-    columns: dict[str, Any] = {
-        "temperature": fit.temperatures.values,
-        "num_rounds": fit.num_rounds_by_position,
-        "accepted_ratio": fit.accepted_ratio,
-        "mean_before": fit.mean_before,
-        "mean_after": fit.mean_after,
-        "ece_before": fit.ece_before,
-        "ece_after": fit.ece_after,
-    }
+def _recorded(path: Path, given: Mapping[str, object]) -> Recording:
+    """Read rounds, with which nothing that records any may be given."""
+    from extkv.bench.recording import Recording
+
+    needless = [name for name, value in given.items() if value is not None]
+    if needless:
+        raise InvalidArgumentError(
+            f"--rounds are recorded already, {', '.join(needless)} cannot be given too"
+        )
+    return Recording.load(path)
+
+
+def _fit(
+    recording: Recording, min_rounds: int, out: Path | None
+) -> tuple[Temperatures, dict[str, list[Any]]]:
+    """Fit temperatures, write their file, and return them with what they do."""
+    from extkv.dspark.calibration import FitSettings, fit_temperatures
+
+    fit = fit_temperatures(recording.to_rounds(), FitSettings(min_num_rounds=min_rounds))
+    if out is not None:
+        values = json.loads(fit.json) | {"source": recording.source}
+        out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return fit.temperatures, fit_columns(fit)
+
+
+def _plot(recording: Recording, temperatures: Temperatures, path: Path) -> None:
+    """Draw reliability without temperatures and with them."""
+    from extkv.bench.plots import plot_reliability
+    from extkv.bench.reliability import reliability
+    from extkv.dspark.calibration import Temperatures
+
+    rounds, source = recording.to_rounds(), recording.source
+    plot_reliability(
+        reliability(rounds, Temperatures([1.0] * recording.num_drafts)),
+        reliability(rounds, temperatures),
+        path,
+        title=f"{source.get('draft', 'drafter')} for {source.get('model', 'target')}, "
+        f"{len(recording.rounds):,} rounds",
+    )
+
+
+def fit_columns(fit: TemperatureFit) -> dict[str, list[Any]]:
+    """Return what a fit did, one element per position."""
     return {
-        "num_rounds": fit.num_rounds,
+        "temperature": fit.temperatures.values.tolist(),
+        "num_rounds": fit.num_rounds_by_position.tolist(),
+        "accepted_ratio": fit.accepted_ratio.tolist(),
+        "mean_before": fit.mean_before.tolist(),
+        "mean_after": fit.mean_after.tolist(),
+        "ece_before": fit.ece_before.tolist(),
+        "ece_after": fit.ece_after.tolist(),
+    }
+
+
+def calibration_report(recording: Recording, columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return what temperatures make of recorded rounds, position by position."""
+    return {
+        "num_rounds": len(recording.rounds),
         "num_left_out": recording.num_left_out,
         "source": recording.source,
         "positions": [
-            {name: column[place].item() for name, column in columns.items()}
+            {name: column[place] for name, column in columns.items()}
             for place in range(recording.num_drafts)
         ],
     }

