@@ -24,7 +24,8 @@ def draft_loss(
     wide = torch.promote_types(logits.dtype, torch.float32)
     logprobs = torch.log_softmax(logits.to(wide), dim=-1)
     target_logprobs = torch.log_softmax(target_logits[target_rows].to(wide), dim=-1)
-    q, difference = logprobs.exp(), logprobs.exp() - target_logprobs.exp()
+    q = logprobs.exp()
+    difference = q - target_logprobs.exp()
     column = label_ids[:, None]
     rows = DraftLossRows(
         cross_entropy=-logprobs.gather(1, column)[:, 0],

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 # Name of the held-out prompts that decide which drafter is best.
 HELD_OUT = "held-out"
 CUDA_WORKERS = 3
+# Logits that stay in the host's caches while the loss goes over them.
+HOST_CHUNK_BYTES = 8 << 20
 COUNTS_FILE = "token_counts.npy"
 
 
@@ -111,6 +113,10 @@ def train_drafters(
     settings = dataclasses.replace(settings, generation=generation)
     kind, ordinal = resolve_device(settings.device)
     is_cuda = kind == "cuda"
+    if not is_cuda:
+        chunk = min(settings.batches.chunk_bytes, HOST_CHUNK_BYTES)
+        batches = dataclasses.replace(settings.batches, chunk_bytes=chunk)
+        settings = dataclasses.replace(settings, batches=batches)
     device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
     source: TextSource | None = None
     num_workers = settings.num_workers
