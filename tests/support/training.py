@@ -37,7 +37,7 @@ def float64_target(**changes) -> DecoderModel:
 
 
 def student_settings(head="vanilla", *, name=None, **changes) -> StudentSettings:
-    fields = ("loss", "optimizer", "initial", "seed")
+    fields = ("loss", "optimizer", "initial", "seed", "bigram_steps")
     own = {field: changes.pop(field) for field in fields if field in changes}
     config = config_with_head(head, **changes)
     return StudentSettings(name or head, config, **own)

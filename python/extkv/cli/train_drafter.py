@@ -63,13 +63,19 @@ def train_drafter(
         typer.Option(
             metavar="NAME:KEY=VALUE,...",
             help="Another drafter to train beside it, with num_layers, num_drafts, num_taps, head, "
-            "markov_rank, layout (anchor, fill-in), lr, optimizer, initial, draft_vocab_size or "
-            "confidence changed.",
+            "markov_rank, layout (anchor, fill-in), lr, optimizer, initial, draft_vocab_size, "
+            "bigram_steps or confidence changed.",
         ),
     ] = None,
     draft_vocab_size: Annotated[
         int,
         typer.Option(min=0, help="Tokens that can be drafted, the most frequent ones; 0 for all."),
+    ] = 0,
+    bigram_steps: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps on pairs of tokens that a vanilla Markov head begins with."
+        ),
     ] = 0,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer.")] = OptimizerChoice.ADAMW,
     lr: Annotated[float, typer.Option(help="Largest learning rate.")] = 1e-3,
@@ -127,6 +133,7 @@ def train_drafter(
         "lr": lr,
         "initial": initial,
         "draft_vocab_size": draft_vocab_size,
+        "bigram_steps": bigram_steps,
         "seed": seed,
     }
     variants = {"drafter": base}

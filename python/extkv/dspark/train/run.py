@@ -123,6 +123,8 @@ class Run:
             self._still_to_generate_s = of_round * (num_rounds - 1 - number)
             if self._source is not None:
                 self._generate(of_round)
+            if self.trainer.num_steps == 0:
+                self._learn_bigrams()
             end = self._start + share * (number + 1)
             self.trainer.train(
                 self.store,
@@ -203,6 +205,18 @@ class Run:
             whole_ratio=sum(text.is_whole for text in texts) / max(len(texts), 1),
             total_tokens=self.store.num_tokens,
         )
+        self._logged_at = time.perf_counter()
+
+    def _learn_bigrams(self) -> None:
+        for name, losses in self.trainer.learn_bigrams(self.store).items():
+            last = losses[-max(len(losses) // 10, 1) :]
+            self._log.write(
+                "bigrams",
+                student=name,
+                num_steps=len(losses),
+                first_cross_entropy=losses[0],
+                last_cross_entropy=sum(last) / len(last),
+            )
         self._logged_at = time.perf_counter()
 
     def _progress(self) -> float:

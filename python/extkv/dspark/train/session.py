@@ -108,15 +108,9 @@ def train_drafters(
         ExtkvError: If a process that generates fails.
     """
     path = find_default_model() if settings.model is None else settings.model
-    length = min(settings.generation.max_text_len, read_model_config(path).context_length)
-    generation = dataclasses.replace(settings.generation, max_text_len=length)
-    settings = dataclasses.replace(settings, generation=generation)
     kind, ordinal = resolve_device(settings.device)
     is_cuda = kind == "cuda"
-    if not is_cuda:
-        chunk = min(settings.batches.chunk_bytes, HOST_CHUNK_BYTES)
-        batches = dataclasses.replace(settings.batches, chunk_bytes=chunk)
-        settings = dataclasses.replace(settings, batches=batches)
+    settings = _fitted(settings, path, is_cuda=is_cuda)
     device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
     source: TextSource | None = None
     num_workers = settings.num_workers
@@ -139,10 +133,11 @@ def train_drafters(
         store = None if settings.texts is None else TextStore.load(settings.texts)
         students, first_texts = make_students(loaded), None
         if any(student.is_reduced for student in students):
+            # Which tokens they draft follows from the first texts.
             if store is None and not settings.is_resumed:
                 first_texts = generate_timed(source, settings.run.generation_s)
             counts = _token_counts(settings, loaded, ranks, store, first_texts)
-            students = [_with_vocabulary(student, counts, loaded) for student in students]
+            students = [with_vocabulary(student, counts, loaded) for student in students]
         trainer = Trainer(loaded.model, students, settings.batches, ranks=ranks)
         run = Run(
             trainer,
@@ -167,6 +162,16 @@ def train_drafters(
     finally:
         if source is not None:
             source.close()
+
+
+def _fitted(settings: SessionSettings, path: Path, *, is_cuda: bool) -> SessionSettings:
+    """Return settings that fit the target's context and the device."""
+    length = min(settings.generation.max_text_len, read_model_config(path).context_length)
+    generation = dataclasses.replace(settings.generation, max_text_len=length)
+    most = settings.batches.chunk_bytes
+    chunk_bytes = most if is_cuda else min(most, HOST_CHUNK_BYTES)
+    batches = dataclasses.replace(settings.batches, chunk_bytes=chunk_bytes)
+    return dataclasses.replace(settings, generation=generation, batches=batches)
 
 
 def _token_counts(
@@ -196,7 +201,7 @@ def _token_counts(
     return total
 
 
-def _with_vocabulary(
+def with_vocabulary(
     student: StudentSettings, counts: Int64Array, loaded: LoadedModel
 ) -> StudentSettings:
     """Choose the tokens that a drafter of a reduced vocabulary drafts."""

@@ -93,11 +93,14 @@ class StudentSettings:
         optimizer: Its optimizer.
         initial: Where its layers begin: at layers of the target, or at random numbers.
         seed: Seed of the random numbers.
+        bigram_steps: Steps in which a vanilla Markov head learns which token follows which before
+            the run; the backbone begins nearly silent then. See `learn_bigrams`.
         draft_token_ids: Target token of each draft token, ascending; None where the drafter drafts
             every token. Chosen after texts are there, see `most_frequent_tokens`.
 
     Raises:
-        InvalidArgumentError: If the drafter has sliding windows.
+        InvalidArgumentError: If the drafter has sliding windows, or bigrams are to be learnt by a
+            head that is not vanilla.
     """
 
     name: str
@@ -106,6 +109,7 @@ class StudentSettings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     initial: InitialWeights = "target"
     seed: int = 0
+    bigram_steps: int = 0
     draft_token_ids: tuple[int, ...] | None = None
 
     @property
@@ -118,6 +122,14 @@ class StudentSettings:
         backbone = self.config.backbone
         if backbone.sliding_window is not None:
             msg = f"sliding_window is {backbone.sliding_window}, expected none: it is not trained"
+            raise InvalidArgumentError(msg)
+        if self.bigram_steps < 0:
+            msg = f"bigram_steps is {self.bigram_steps}, expected 0 or more"
+            raise InvalidArgumentError(msg)
+        is_vanilla = self.config.markov_rank and self.config.markov_head_type == "vanilla"
+        if self.bigram_steps and not is_vanilla:
+            found = self.config.markov_head_type if self.config.markov_rank else "none"
+            msg = f"bigrams are learnt by a vanilla Markov head, that of {self.name} is {found}"
             raise InvalidArgumentError(msg)
         if self.initial not in get_args(InitialWeights):
             known = ", ".join(get_args(InitialWeights))

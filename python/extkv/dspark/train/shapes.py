@@ -36,6 +36,7 @@ def student_of(
     initial: InitialWeights = "target",
     seed: int = 0,
     draft_vocab_size: int = 0,
+    bigram_steps: int = 0,
 ) -> StudentSettings:
     """Describe a drafter of the published shape with other numbers.
 
@@ -54,6 +55,7 @@ def student_of(
         lr: See `OptimizerSettings`.
         initial: See `StudentSettings`.
         seed: See `StudentSettings`.
+        bigram_steps: See `StudentSettings`; none where the head is not vanilla.
         draft_vocab_size: Tokens that can be drafted, the most frequent ones; 0 for all.
 
     Raises:
@@ -83,4 +85,5 @@ def student_of(
         optimizer=OptimizerSettings(name=optimizer, lr=lr),
         initial=initial,
         seed=seed,
+        bigram_steps=bigram_steps if head == "vanilla" else 0,
     )

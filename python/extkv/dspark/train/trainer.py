@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from extkv.dspark.train.batches import draw_batch
+from extkv.dspark.train.bigrams import learn_bigrams
 from extkv.dspark.train.distributed import Ranks
 from extkv.dspark.train.student import Student
 from extkv.dspark.train.target_pass import run_target
@@ -114,6 +115,24 @@ class Trainer:
             self.trained_s += time.perf_counter() - start
             if after_step is not None:
                 after_step()
+
+    def learn_bigrams(self, store: TextStore) -> dict[str, list[float]]:
+        """Let the drafters that shall learn pairs of tokens first do so.
+
+        Returns:
+            Cross-entropy of each step, by the drafter's name.
+        """
+        return {
+            student.settings.name: learn_bigrams(
+                student,
+                store,
+                student.settings.bigram_steps,
+                ranks=self.ranks,
+                seed=self.settings.seed,
+            )
+            for student in self.students
+            if student.settings.bigram_steps
+        }
 
     def start_pass(self) -> None:
         """Begin a new pass over the texts, as after adding some."""
