@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, read_turns, table
+from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, table
 from extkv.cli.app import app
 from extkv.cli.train_drafter import read_variant
 from extkv.dspark.train import TextStore
@@ -18,6 +18,7 @@ from extkv.engine.llm import LLM
 from extkv.errors import InvalidArgumentError
 from extkv.models.dspark import load_drafter, save_speculators
 from extkv.models.loader import load_model
+from extkv.prompt_files import read_turns
 from support.chat_model import write_chat_model
 from support.training import tiny_trainer
 from typer import BadParameter

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from extkv.bench.comparison import environment
 from extkv.errors import InvalidArgumentError
+from extkv.prompt_files import read_turns
 from extkv.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -110,29 +111,6 @@ def measure_acceptance(
             if on_progress is not None:
                 on_progress("measuring acceptance", len(rows), total)
     return rows
-
-
-def read_turns(path: Path) -> list[list[str]]:
-    """Return the user turns of each line of a file of prompts.
-
-    Raises:
-        InvalidArgumentError: If a line has no turns, or the file no line.
-    """
-    conversations = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            turns = json.loads(line)["turns"]
-        except (ValueError, KeyError, TypeError) as error:
-            msg = f"{path}, line {number}: expected an object with turns"
-            raise InvalidArgumentError(msg) from error
-        if not (isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns)):
-            raise InvalidArgumentError(f"{path}, line {number}: turns are {turns!r:.60}")
-        conversations.append(turns)
-    if not conversations:
-        raise InvalidArgumentError(f"{path} has no prompt")
-    return conversations
 
 
 def to_json(rows: Sequence[AcceptanceRow], **facts: Any) -> str:  # noqa: ANN401, any JSON

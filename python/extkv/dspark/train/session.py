@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +21,10 @@ from extkv.dspark.train.settings import BatchSettings, RunSettings
 from extkv.dspark.train.texts import TextStore
 from extkv.dspark.train.trainer import Trainer
 from extkv.dspark.train.workers import LocalSource, WorkerSource
-from extkv.errors import InvalidArgumentError, ModelFileError
+from extkv.errors import ModelFileError
 from extkv.models import find_default_model, kernel_ops, load_model
 from extkv.models.model_source import read_model_config
+from extkv.prompt_files import read_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -223,7 +223,9 @@ def held_out_texts(
     folder.mkdir(parents=True, exist_ok=True)
     turns = turn_tokens(loaded)
     sets = {HELD_OUT: held_out_prompts(settings.generation.seed, settings.num_held_out)}
-    sets |= {file.stem: read_prompts(file)[: settings.num_held_out] for file in settings.evaluate}
+    for file in settings.evaluate:
+        first_turns = [turns[0] for turns in read_turns(file)]
+        sets[file.stem] = first_turns[: settings.num_held_out]
     name_of = {
         (
             *turns.before,
@@ -261,24 +263,6 @@ def store_of(texts: Sequence[Text]) -> TextStore:
 def held_out_prompts(seed: int, count: int) -> list[str]:
     """Return prompts of the templates that no run with this seed trains on."""
     return [build_prompt(-1 - seed, number) for number in range(count)]
-
-
-def read_prompts(path: str | os.PathLike[str]) -> list[str]:
-    """Return the first user turn of each line of a file of prompts.
-
-    Raises:
-        InvalidArgumentError: If a line has no turns.
-    """
-    prompts = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            prompts.append(str(json.loads(line)["turns"][0]))
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            msg = f"{path}, line {number}: expected an object with turns: {error}"
-            raise InvalidArgumentError(msg) from error
-    return prompts
 
 
 def _ranks(device: torch.device) -> Ranks:
