@@ -2,6 +2,10 @@
 
 import dataclasses
 import json
+import os
+import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from extkv.cli.app import app
 from extkv.cli.train_drafter import read_variant
 from extkv.dspark.train import TextStore
 from extkv.dspark.train.acceptance import AcceptedLengths, TextAcceptance, measure
+from extkv.dspark.train.draft_vocabulary import count_answer_tokens
 from extkv.dspark.train.generation import GenerationSettings, TextGenerator
 from extkv.dspark.train.report import plot_log, read_log
 from extkv.dspark.train.shapes import student_of
@@ -133,6 +138,41 @@ def test_a_run_goes_on_from_its_directory(trained, model_path):
     )  # fmt: skip
     added = read_log(out / "log.jsonl")[before:]
     assert {line["step"] for line in added} == {62}
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_train_one_drafter(model_path, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "extkv", "train-drafter", "--model", model_path, "--device", "cpu",
+        "--out", tmp_path, "--budget-seconds", 2, "--rounds", 1, "--generation-ratio", 0.9,
+        "--max-steps", 3, "--max-tokens", 12, "--max-text-len", 200, "--max-num-seqs", 4,
+        "--num-held-out", 1, "--batch-tokens", 256, "--batch-blocks", 16, "--num-layers", 1,
+        "--num-drafts", 2, "--num-taps", 1, "--markov-rank", 8, "--bigram-steps", 2,
+        "--draft-vocab-size", 40,
+    ]  # fmt: skip
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    running = [
+        subprocess.Popen(
+            list(map(str, command)),
+            env=os.environ | group | {"RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ends = [process.communicate(timeout=250) for process in running]
+    assert [process.returncode for process in running] == [0, 0], ends
+    # Each has texts of its own; the drafter and its vocabulary are of both.
+    stores = [TextStore.load(tmp_path / name) for name in ("texts.npz", "texts.npz.1")]
+    assert stores[0].token_ids.tolist() != stores[1].token_ids.tolist()
+    counts = sum(count_answer_tokens(store, 4096) for store in stores)
+    written = np.load(tmp_path / "token_counts.npy")
+    assert written.tolist() == counts[: len(written)].tolist()
+    load_drafter(tmp_path / "drafter" / "speculators", load_model(model_path).model)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[Ranks]:
+    """Join the process group that `torchrun` describes, if it does, and leave it at the end.
+
+    A group that was joined before is used and left alone.
+
+    Args:
+        device: Where the group computes.
+    """
+    joins = "WORLD_SIZE" in os.environ and not distributed.is_initialized()
+    if joins:
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Ranks(device)
+        if joins:
+            # One that leaves early would take the others down.
+            distributed.barrier()
+    finally:
+        if joins:
+            distributed.destroy_process_group()
 
 
 class Ranks:

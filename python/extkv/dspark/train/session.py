@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from extkv.device import resolve_device
-from extkv.dspark.train.distributed import Ranks
+from extkv.dspark.train.distributed import process_group
 from extkv.dspark.train.draft_vocabulary import count_answer_tokens, most_frequent_tokens
 from extkv.dspark.train.generation import GenerationSettings, turn_tokens
 from extkv.dspark.train.prompts import build_prompt
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from extkv.dspark.train.distributed import Ranks
     from extkv.dspark.train.run import TimedTexts
     from extkv.dspark.train.settings import StudentSettings
     from extkv.dspark.train.texts import Text
@@ -112,56 +112,68 @@ def train_drafters(
     is_cuda = kind == "cuda"
     settings = _fitted(settings, path, is_cuda=is_cuda)
     device = torch.device(kind, ordinal) if is_cuda else torch.device("cpu")
-    source: TextSource | None = None
-    num_workers = settings.num_workers
-    if num_workers is None:
-        num_workers = CUDA_WORKERS if is_cuda else 0
-    if num_workers:
-        # They load while this process does.
-        source = _workers(settings, num_workers, path, str(device))
-    try:
-        loaded = load_model(
-            path,
-            dtype=torch.bfloat16 if is_cuda else torch.float32,
-            device=device,
-            ops=kernel_ops() if is_cuda else None,
-        )
-        ranks = _ranks(device)
-        if source is None:
-            source = _local(settings, loaded, (ranks.rank, ranks.size))
-        held_out = held_out_texts(settings, loaded, source)
-        store = None if settings.texts is None else TextStore.load(settings.texts)
-        students, first_texts = make_students(loaded), None
-        if any(student.is_reduced for student in students):
-            # Which tokens they draft follows from the first texts.
-            if store is None and not settings.is_resumed:
-                first_texts = generate_timed(source, settings.run.generation_s)
-            counts = _token_counts(settings, loaded, ranks, store, first_texts)
-            students = [with_vocabulary(student, counts, loaded) for student in students]
-        trainer = Trainer(loaded.model, students, settings.batches, ranks=ranks)
-        run = Run(
-            trainer,
-            settings.run,
-            settings.directory,
-            source=None if store is not None else source,
-            first_texts=first_texts,
-            held_out=held_out,
-            verifier=settings.verifier or path.stem,
-            writes_drafters=settings.writes_drafters,
-            on_progress=on_progress,
-        )
-        if store is not None:
-            run.store = store
-        if settings.is_resumed:
-            run.resume()
+    with process_group(device) as ranks:
+        source: TextSource | None = None
+        num_workers = settings.num_workers
+        if num_workers is None:
+            num_workers = CUDA_WORKERS if is_cuda else 0
+        if num_workers:
+            # They load while this process does.
+            source = _workers(settings, num_workers, path, str(device), ranks)
         try:
-            return run.go()
+            loaded = load_model(
+                path,
+                dtype=torch.bfloat16 if is_cuda else torch.float32,
+                device=device,
+                ops=kernel_ops() if is_cuda else None,
+            )
+            if source is None:
+                source = _local(settings, loaded, ranks)
+            run = _run_of(settings, loaded, source, ranks, make_students, on_progress)
+            try:
+                return run.go()
+            finally:
+                if settings.writes_drafters:
+                    run.checkpoint()
         finally:
-            if settings.writes_drafters:
-                run.checkpoint()
-    finally:
-        if source is not None:
-            source.close()
+            if source is not None:
+                source.close()
+
+
+def _run_of(  # noqa: PLR0917, all that a run is made of
+    settings: SessionSettings,
+    loaded: LoadedModel,
+    source: TextSource,
+    ranks: Ranks,
+    make_students: MakeStudents,
+    on_progress: Progress | None,
+) -> Run:
+    """Put the run together; texts that come before it are generated here."""
+    held_out = held_out_texts(settings, loaded, source)
+    store = None if settings.texts is None else TextStore.load(settings.texts)
+    students, first_texts = make_students(loaded), None
+    if any(student.is_reduced for student in students):
+        # Which tokens they draft follows from the first texts.
+        if store is None and not settings.is_resumed:
+            first_texts = generate_timed(source, settings.run.generation_s)
+        counts = _token_counts(settings, loaded, ranks, store, first_texts)
+        students = [with_vocabulary(student, counts, loaded) for student in students]
+    run = Run(
+        Trainer(loaded.model, students, settings.batches, ranks=ranks),
+        settings.run,
+        settings.directory,
+        source=None if store is not None else source,
+        first_texts=first_texts,
+        held_out=held_out,
+        verifier=settings.verifier or loaded.path.stem,
+        writes_drafters=settings.writes_drafters,
+        on_progress=on_progress,
+    )
+    if store is not None:
+        run.store = store
+    if settings.is_resumed:
+        run.resume()
+    return run
 
 
 def _fitted(settings: SessionSettings, path: Path, *, is_cuda: bool) -> SessionSettings:
@@ -265,15 +277,6 @@ def held_out_prompts(seed: int, count: int) -> list[str]:
     return [build_prompt(-1 - seed, number) for number in range(count)]
 
 
-def _ranks(device: torch.device) -> Ranks:
-    """Join the process group that `torchrun` describes, if it does."""
-    from torch import distributed
-
-    if "WORLD_SIZE" in os.environ and not distributed.is_initialized():
-        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Ranks(device)
-
-
 def _engine_options(settings: SessionSettings, *, is_cuda: bool) -> dict[str, Any]:
     """Return arguments of `LLM` that all engines of a run have."""
     length = settings.generation.max_text_len
@@ -287,19 +290,22 @@ def _engine_options(settings: SessionSettings, *, is_cuda: bool) -> dict[str, An
     return options
 
 
-def _local(settings: SessionSettings, loaded: LoadedModel, share: tuple[int, int]) -> LocalSource:
+def _local(settings: SessionSettings, loaded: LoadedModel, ranks: Ranks) -> LocalSource:
     from extkv.engine.llm import LLM
 
     options = _engine_options(settings, is_cuda=loaded.model.device.type == "cuda")
     # The model is loaded, with as many positions as it has.
     del options["max_model_len"]
     return LocalSource(
-        lambda: LLM(loaded, device=str(loaded.model.device), **options), settings.generation, share
+        lambda: LLM(loaded, device=str(loaded.model.device), **options),
+        settings.generation,
+        (ranks.rank, ranks.size),
     )
 
 
-def _workers(settings: SessionSettings, num_workers: int, path: Path, device: str) -> WorkerSource:
+def _workers(
+    settings: SessionSettings, num_workers: int, path: Path, device: str, ranks: Ranks
+) -> WorkerSource:
     options = _engine_options(settings, is_cuda=device != "cpu")
     options |= {"model": str(path), "device": device}
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    return WorkerSource(num_workers, options, settings.generation, (rank, size))
+    return WorkerSource(num_workers, options, settings.generation, (ranks.rank, ranks.size))
