@@ -7,7 +7,11 @@ import pytest
 import torch
 from extkv.dspark.train.anchors import draw_anchors, slot_weights, supervised
 from extkv.dspark.train.batches import draw_batch, make_batch, padded_texts
-from extkv.dspark.train.forward import attention_bias
+from extkv.dspark.train.block_attention import (
+    MaskedAttention,
+    SplitAttention,
+    attention_bias,
+)
 from extkv.dspark.train.settings import BatchSettings
 from extkv.dspark.train.texts import Text, TextStore
 from support.drafters import tiny_config
@@ -120,3 +124,29 @@ def test_a_slot_sees_the_context_before_its_anchor_and_its_own_block(samples_fro
         else:
             is_visible = (key - num_tokens) // size == block
         assert float(bias[text, 0, query, key]) == (0.0 if is_visible else -torch.inf)
+
+
+@pytest.mark.parametrize("samples_from_anchor", [True, False], ids=["anchor", "fill-in"])
+def test_both_ways_to_attend_are_one(samples_from_anchor):
+    config = tiny_config(samples_from_anchor=samples_from_anchor)
+    generator = torch.Generator().manual_seed(2)
+    batch = draw_batch(random_texts(3), range(3), BatchSettings(batch_blocks=72), {4}, generator)
+    assert not batch.is_real.all()
+    num_texts, num_tokens = batch.token_ids.shape
+    num_slots = batch.anchors.shape[1] * config.block_size
+
+    def drawn(length, num_heads):
+        shape = (num_texts, length, num_heads, 8)
+        return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    query = drawn(num_slots, 4)
+    context = (drawn(num_tokens, 2), drawn(num_tokens, 2))
+    slots = (drawn(num_slots, 2), drawn(num_slots, 2))
+    weights = torch.randn((num_texts, num_slots, 32), generator=generator, dtype=torch.float64)
+    found = []
+    for attention in (MaskedAttention(config, batch, torch.float64), SplitAttention(config, batch)):
+        attended = attention.attend(query, context, slots)
+        gradients = torch.autograd.grad((attended * weights).sum(), (query, *context, *slots))
+        found.append((attended, *gradients))
+    for masked, split in zip(*found, strict=True):
+        torch.testing.assert_close(split, masked, rtol=1e-9, atol=1e-12)

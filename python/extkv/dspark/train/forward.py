@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from extkv.dspark.train.block_attention import block_attention
 from extkv.models.dspark import heads
 from extkv.models.dspark.blocks import block_positions, block_token_ids
 from extkv.models.dspark.teacher_forcing import rms_norm, rotate
 
 if TYPE_CHECKING:
     from extkv.dspark.train.batches import Batch
+    from extkv.dspark.train.block_attention import BlockAttention
     from extkv.models.config import ModelConfig
     from extkv.models.dspark import DSparkConfig, DSparkWeights
     from extkv.models.weights import LayerWeights
-
-# Masked attention with a gradient: "flash" takes masks on the host only. cuDNN would plan anew for
-# every length.
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class BlockOutput(NamedTuple):
@@ -73,10 +70,10 @@ def forward_blocks(
     block_at = block_positions(config, batch.anchors.flatten(), rotations[0].shape[0])
     of_context = [table[:num_tokens, None] for table in rotations]
     of_slots = [table[block_at].view(num_texts, -1, 1, table.shape[1]) for table in rotations]
-    bias = attention_bias(config, batch, stream.dtype)
+    attention = block_attention(config, batch, stream.dtype)
     for layer in weights.backbone.layers:
         attended = _attention(
-            config.backbone, layer, (context, stream), (of_context, of_slots), bias
+            config.backbone, layer, (context, stream), (of_context, of_slots), attention
         )
         stream = stream + attended
         normed = rms_norm(stream, layer.post_attention_norm, eps)
@@ -86,27 +83,6 @@ def forward_blocks(
     blocks = hidden.view(num_texts, num_anchors, config.block_size, -1)
     hidden = blocks[:, :, config.first_draft_slot :]
     return _heads(config, weights, hidden, batch.previous_ids(config.num_drafts))
-
-
-def attention_bias(config: DSparkConfig, batch: Batch, dtype: torch.dtype) -> torch.Tensor:
-    """Return what is added to the scores: 0 where a slot sees a key, minus infinity elsewhere.
-
-    A slot sees the context before its anchor and all slots of its block. Padding blocks see their
-    own slots only.
-
-    Returns:
-        Tensor (`dtype`, [num_texts, 1, num_slots, num_tokens + num_slots]), slots of all blocks.
-    """
-    num_texts, num_tokens = batch.token_ids.shape
-    num_anchors, size = batch.anchors.shape[1], config.block_size
-    device = batch.anchors.device
-    places = torch.arange(num_tokens, device=device)
-    # Padding blocks have their anchor at 0, before which there is nothing.
-    before = places < batch.anchors[..., None]  # [num_texts, num_anchors, num_tokens]
-    own = torch.eye(num_anchors, dtype=torch.bool, device=device)
-    visible = torch.cat((before, own.expand(num_texts, -1, -1).repeat_interleave(size, 2)), dim=2)
-    bias = torch.zeros(visible.shape, dtype=dtype, device=device)
-    return bias.masked_fill_(~visible, -torch.inf).repeat_interleave(size, 1)[:, None]
 
 
 def _heads(
@@ -141,7 +117,7 @@ def _attention(
     layer: LayerWeights,
     sources: tuple[torch.Tensor, torch.Tensor],
     rotations: tuple[list[torch.Tensor], list[torch.Tensor]],
-    bias: torch.Tensor,
+    attention: BlockAttention,
 ) -> torch.Tensor:
     """Return what the attention of a layer adds to the stream.
 
@@ -151,7 +127,7 @@ def _attention(
         sources: Normalised features of the context (compute dtype, [num_texts, num_tokens,
             hidden_size]), and the stream ([num_texts, num_slots, hidden_size]).
         rotations: Cosine and sine of the context's positions, and of the slots'.
-        bias (compute dtype, [num_texts, 1, num_slots, num_tokens + num_slots]): Added to scores.
+        attention: Of the slots of the batch.
     """
     context, stream = sources
     of_context, of_slots = rotations
@@ -168,16 +144,8 @@ def _attention(
         query = rms_norm(query, layer.q_norm, eps)
         key, past_key = rms_norm(key, layer.k_norm, eps), rms_norm(past_key, layer.k_norm, eps)
     query, key = rotate(query, of_slots), rotate(key, of_slots)
-    keys = torch.cat((rotate(past_key, of_context), key), dim=1)
-    values = torch.cat((past_value, value), dim=1)
-    group = config.num_heads // config.num_kv_heads
-    # Grouped heads have no kernel that takes a mask.
-    keys, values = (part.transpose(1, 2).repeat_interleave(group, 1) for part in (keys, values))
-    with sdpa_kernel(BACKENDS):
-        attended = functional.scaled_dot_product_attention(
-            query.transpose(1, 2), keys, values, attn_mask=bias
-        )
-    return functional.linear(attended.transpose(1, 2).flatten(2), layer.o_proj, layer.o_bias)
+    attended = attention.attend(query, (rotate(past_key, of_context), past_value), (key, value))
+    return functional.linear(attended, layer.o_proj, layer.o_bias)
 
 
 def _by_head(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
