@@ -64,7 +64,7 @@ def train_drafter(
             metavar="NAME:KEY=VALUE,...",
             help="Another drafter to train beside it, with num_layers, num_drafts, num_taps, head, "
             "markov_rank, layout (anchor, fill-in), lr, optimizer, initial, draft_vocab_size, "
-            "bigram_steps or confidence changed.",
+            "bigram_steps, ce_weight, tv_weight or confidence changed.",
         ),
     ] = None,
     draft_vocab_size: Annotated[
@@ -77,6 +77,12 @@ def train_drafter(
             min=0, help="Steps on pairs of tokens that a vanilla Markov head begins with."
         ),
     ] = 0,
+    ce_weight: Annotated[
+        float, typer.Option(min=0, help="Weight of the cross-entropy with the token that came.")
+    ] = 0.1,
+    tv_weight: Annotated[
+        float, typer.Option(min=0, help="Weight of the distance from the target's law.")
+    ] = 0.9,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer.")] = OptimizerChoice.ADAMW,
     lr: Annotated[float, typer.Option(help="Largest learning rate.")] = 1e-3,
     initial: Annotated[str, typer.Option(help="Where layers begin: target or random.")] = "target",
@@ -134,6 +140,8 @@ def train_drafter(
         "initial": initial,
         "draft_vocab_size": draft_vocab_size,
         "bigram_steps": bigram_steps,
+        "ce_weight": ce_weight,
+        "tv_weight": tv_weight,
         "seed": seed,
     }
     variants = {"drafter": base}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from extkv.dspark.train.settings import OptimizerSettings, StudentSettings
+from extkv.dspark.train.settings import LossSettings, OptimizerSettings, StudentSettings
 from extkv.errors import InvalidArgumentError
 from extkv.models.dspark import drafter_config
 from extkv.models.dspark.random_drafter import default_tap_layer_ids
@@ -37,6 +37,8 @@ def student_of(
     seed: int = 0,
     draft_vocab_size: int = 0,
     bigram_steps: int = 0,
+    ce_weight: float = 0.1,
+    tv_weight: float = 0.9,
 ) -> StudentSettings:
     """Describe a drafter of the published shape with other numbers.
 
@@ -56,6 +58,8 @@ def student_of(
         initial: See `StudentSettings`.
         seed: See `StudentSettings`.
         bigram_steps: See `StudentSettings`; none where the head is not vanilla.
+        ce_weight: See `LossSettings`.
+        tv_weight: See `LossSettings`.
         draft_vocab_size: Tokens that can be drafted, the most frequent ones; 0 for all.
 
     Raises:
@@ -82,6 +86,7 @@ def student_of(
     return StudentSettings(
         name,
         drafter_config(target, **changes),
+        loss=LossSettings(ce_weight=ce_weight, tv_weight=tv_weight),
         optimizer=OptimizerSettings(name=optimizer, lr=lr),
         initial=initial,
         seed=seed,
