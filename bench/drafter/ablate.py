@@ -45,6 +45,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "taps-3": {"num_taps": 3},
     "initial-random": {"initial": "random"},
     "bigrams": {"bigram_steps": 600},
+    "initial-random-bigrams": {"initial": "random", "bigram_steps": 600},
+    "initial-random-muon": {"initial": "random", "optimizer": "muon", "lr": 3e-3},
     "vocabulary-8192": {"draft_vocab_size": 8192},
     "cross-entropy": {"ce_weight": 1.0, "tv_weight": 0.2},
     "optimizer-muon": {"optimizer": "muon"},

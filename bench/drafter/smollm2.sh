@@ -20,7 +20,7 @@ mkdir -p "$run"
 common=(--model "$model" --device "$device" --mask-token-id 16)
 if [ "$device" = cpu ]; then
     # The host reads every table it needs for each token: fewer layers, fewer tokens to draft.
-    shape=(--num-layers 2 --draft-vocab-size 4096 --bigram-steps 600 --optimizer muon --lr 1.5e-3)
+    shape=(--num-layers 2 --draft-vocab-size 4096 --bigram-steps 600 --initial random --optimizer muon --lr 3e-3 --ce-weight 1 --tv-weight 0.2)
     batches=(--batch-tokens 768 --batch-blocks 640 --max-tokens 256 --max-text-len 512)
     engine=(--max-num-seqs 16)
     sizes=(--num-prompts 20 --max-tokens 128)

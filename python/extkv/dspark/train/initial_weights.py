@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Products that end in the residual stream.
 _INTO_STREAM = ("o_proj", "down_proj")
 # Scale of logits that do not outshout bigrams at first.
-_QUIET = 0.1
+QUIET = 0.3
 
 
 def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWeights:
@@ -55,7 +55,7 @@ def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWe
     with torch.no_grad():
         weights.backbone.final_norm.copy_(target.weights.final_norm)
         if settings.bigram_steps:
-            weights.backbone.final_norm.mul_(_QUIET)
+            weights.backbone.final_norm.mul_(QUIET)
         if weights.markov_w1 is not None:
             weights.markov_w1.copy_(_projected(target.weights.embedding, weights.markov_w1))
         if settings.initial == "target":
