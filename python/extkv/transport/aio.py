@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from extkv.errors import TransportTimeoutError
 from extkv.transport.client import EngineClient, take_outcome
-from extkv.transport.streams import StreamEnded, take_output
+from extkv.transport.streams import StreamEnded, StreamState
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -116,29 +116,12 @@ class AsyncEngineClient:
                 future.set_result(None)
 
 
-class AsyncRequestStream:
+class AsyncRequestStream(StreamState):
     """Iterate over a request's outputs. Made by `AsyncEngineClient.submit`."""
 
     def __init__(self, client: AsyncEngineClient, native: _extkv.Stream) -> None:
+        super().__init__(native)
         self._client = client
-        self._native = native
-        self._has_ended = False
-        self._was_aborted = False
-
-    @property
-    def request_id(self) -> str:
-        """The request."""
-        return self._native.request_id
-
-    @property
-    def engine(self) -> int:
-        """Index of the engine that has the request."""
-        return self._native.engine
-
-    @property
-    def was_aborted(self) -> bool:
-        """Whether the stream was ended on this side; known at its end."""
-        return self._was_aborted
 
     def __aiter__(self) -> AsyncIterator[protocol.EngineCoreOutput]:
         return self
@@ -147,16 +130,10 @@ class AsyncRequestStream:
         if self._has_ended:
             raise StopAsyncIteration
         item = await self._client.next_item(self._native.key, self._native.take_or_await)
-        self._has_ended = item[0] != "output"
-        self._was_aborted = item[0] == "aborted"
         try:
-            return take_output(item)
+            return self._end_with(item)
         except StreamEnded:
             raise StopAsyncIteration from None
-
-    def abort(self) -> None:
-        """End the stream and stop the request; nothing happens after the end."""
-        self._native.abort()
 
     async def aclose(self) -> None:
         """Do the same as `abort`."""

@@ -58,15 +58,10 @@ def take_output(item: tuple[str, Any]) -> protocol.EngineCoreOutput:
     raise TransportClosedError("the client was closed")
 
 
-class RequestStream:
-    """Iterate over a request's outputs.
+class StreamState:
+    """What both kinds of stream are: a request on its way, with an end.
 
-    Made by `EngineClient.submit`. One thread at a time may iterate; any thread may abort.
-
-    Example:
-        >>> with client.submit(request) as stream:  # doctest: +SKIP
-        ...     for output in stream:
-        ...         print(output.new_token_ids)
+    Made by the clients.
     """
 
     def __init__(self, native: _extkv.Stream) -> None:
@@ -89,6 +84,33 @@ class RequestStream:
         """Whether the stream was ended on this side; known at its end."""
         return self._was_aborted
 
+    def abort(self) -> None:
+        """End the stream and stop the request; nothing happens after the end."""
+        self._native.abort()
+
+    def _end_with(self, item: tuple[str, Any]) -> protocol.EngineCoreOutput:
+        """Return an item's output, and note what it says about the end.
+
+        Raises:
+            StreamEnded: If the stream finished or was aborted.
+            TransportError: If it cannot go on.
+        """
+        self._has_ended = item[0] != "output"
+        self._was_aborted = item[0] == "aborted"
+        return take_output(item)
+
+
+class RequestStream(StreamState):
+    """Iterate over a request's outputs.
+
+    Made by `EngineClient.submit`. One thread at a time may iterate; any thread may abort.
+
+    Example:
+        >>> with client.submit(request) as stream:  # doctest: +SKIP
+        ...     for output in stream:
+        ...         print(output.new_token_ids)
+    """
+
     def __iter__(self) -> Iterator[protocol.EngineCoreOutput]:
         return self
 
@@ -103,10 +125,6 @@ class RequestStream:
             StopIteration: At the end.
         """
         return self._next(timeout_s)
-
-    def abort(self) -> None:
-        """End the stream and stop the request; nothing happens after the end."""
-        self._native.abort()
 
     def close(self) -> None:
         """Do the same as `abort`."""
@@ -138,9 +156,7 @@ class RequestStream:
                 )
 
     def _take(self, item: tuple[str, Any]) -> protocol.EngineCoreOutput:
-        self._has_ended = item[0] != "output"
-        self._was_aborted = item[0] == "aborted"
         try:
-            return take_output(item)
+            return self._end_with(item)
         except StreamEnded:
             raise StopIteration from None
