@@ -7,9 +7,17 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from extkv.dspark.train import BatchSettings, OptimizerSettings, Trainer
+from extkv.dspark.train import (
+    BatchSettings,
+    LossSettings,
+    OptimizerSettings,
+    Text,
+    TextStore,
+    Trainer,
+)
 from extkv.dspark.train.batches import draw_batch
 from extkv.dspark.train.optimizers import schedule
 from extkv.errors import InvalidArgumentError, ModelFileError
@@ -228,3 +236,33 @@ def test_there_must_be_texts_and_different_names():
         tiny_trainer(student_settings(), student_settings())
     with pytest.raises(InvalidArgumentError, match="expected different names"):
         Trainer(tiny_target(), [], BatchSettings())
+
+
+def recall_texts(count, *, seed=1):
+    """Texts whose every other token is the one that they begin with; the others are random."""
+    random = np.random.default_rng(seed)
+    store = TextStore()
+    for _ in range(count):
+        tokens = random.integers(0, 29, 24)
+        tokens[::2] = tokens[0]
+        store.extend([Text(tokens.tolist(), 4, 1.0, True)])
+    return store
+
+
+@pytest.mark.parametrize("initial", ["random", "target"])
+def test_a_drafter_learns_what_only_the_context_says(initial):
+    settings = student_settings(
+        "none",
+        initial=initial,
+        loss=LossSettings(ce_weight=1.0, tv_weight=0.0),
+        optimizer=OptimizerSettings(lr=1e-2),
+    )
+    trainer = tiny_trainer(settings, batch_tokens=768, batch_blocks=256)
+    store = recall_texts(200)
+    for last in (180, 200):
+        trainer.train(
+            store, progress=lambda: 0.3, until=lambda last=last: trainer.num_steps >= last
+        )
+        figures = trainer.students[0].figures(1)
+    # One of two tokens cannot be known; without the context none can.
+    assert min(figures["greedy_acceptance_by_slot"]) > 0.4
