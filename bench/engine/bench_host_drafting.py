@@ -1,8 +1,9 @@
 """Steps with drafts on the host at batch 1: SmolLM2 in float32 and a random drafter of 2 layers.
 
 The drafter has layers of the target's shape, a vocabulary of 8192 tokens and a Markov head of rank
-64. With one thread its processor time counts, which other programs disturb less. Acceptance is synthetic, so the text means nothing and the work is real. A step with drafts is
+64. Acceptance is synthetic, so the text means nothing and the work is real. A step with drafts is
 divided into the target's pass, the drafter's context, drafting, the decision and the engine's rest.
+With one thread its processor time counts, which other programs disturb less.
 
 Run from the repository root: `python -m bench.engine.bench_host_drafting --out FILE`.
 """
