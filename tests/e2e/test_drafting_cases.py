@@ -288,7 +288,7 @@ def test_context_is_that_of_the_committed_tokens_whatever_was_rejected(
         anchor = int(speculator._block.anchor_positions[0])
         at = torch.arange(max(anchor, 0))
         blocks = inputs.block_table[0, at // 16].long()
-        layer = speculator._paged.layer(0)
+        layer = llm.kv_cache.tensors()["draft.layers.0"]
         contexts.append([part[blocks, at % 16].clone() for part in layer])
         return drafts
 

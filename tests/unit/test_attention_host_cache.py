@@ -74,9 +74,15 @@ class Pair:
     """One filled cache, seen by the host's attention and by the twins."""
 
     def __init__(
-        self, model: ModelConfig, inputs: StepInputs, *, block_size: int, dtype: torch.dtype
+        self,
+        model: ModelConfig,
+        inputs: StepInputs,
+        *,
+        block_size: int,
+        dtype: torch.dtype,
+        is_causal: bool = True,
     ) -> None:
-        self.model, self.inputs = model, inputs
+        self.model, self.inputs, self.is_causal = model, inputs, is_causal
         layers = cache_layers(model, block_size, dtype)
         self.cache = KVCache.reserve(layers, max_blocks=NUM_BLOCKS, device="cpu")
         self.cache.commit(NUM_BLOCKS)
@@ -84,7 +90,7 @@ class Pair:
         for tensor in self.cache.tensors().values():
             tensor.fill_(torch.nan)
         self._fill_past(block_size, dtype)
-        self.host = HostPagedCache(self.cache, model)
+        self.host = HostPagedCache(self.cache, model, is_causal=is_causal)
 
     def _fill_past(self, block_size: int, dtype: torch.dtype) -> None:
         """Give every token before the step a key and a value; all other slots stay NaN."""
@@ -114,6 +120,7 @@ class Pair:
             seq_lens=self.inputs.seq_lens,
             block_table=self.inputs.block_table,
             scale=8**-0.5,
+            is_causal=self.is_causal,
             sliding_window=self.model.layer_window(layer_id),
         )
         assert found.shape == query.shape
@@ -130,6 +137,7 @@ BATCHES = {
     "prefill-one": [(21, 21)],
     "prefill-some": [(21, 21), (1, 1), (16, 16)],
     "chunk": [(7, 45)],
+    "chunks-about-folded": [(16, 60), (17, 60), (16, 16)],
     "everything": [(1, 19), (1, 130), (1, 64), (3, 3), (21, 45), (2, 50)],
     "nothing-between": [(1, 19), (0, 0), (0, 12), (2, 0), (1, 0), (5, 9), (1, 7)],
     "empty": [],
@@ -145,6 +153,31 @@ def test_every_batch_equals_the_twins_in_a_poisoned_cache(name, window, dtype):
     pair.host.bind(inputs)
     pair.check(0, dtype)
     pair.check(1, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 7, 40], ids="window={}".format)
+@pytest.mark.parametrize("name", BATCHES)
+def test_blocks_that_see_all_of_themselves_equal_the_twins(name, window, dtype):
+    inputs = make_inputs(BATCHES[name], 16, num_padding=3 if name == "nothing-between" else 0)
+    model = config(window, frozenset({1}))
+    pair = Pair(model, inputs, block_size=16, dtype=dtype, is_causal=False)
+    pair.host.bind(inputs)
+    pair.check(0, dtype)
+    pair.check(1, dtype)
+
+
+@pytest.mark.parametrize("slots", [[5, 3, 70], [5, -1, 70], [-1, -1, -1], []], ids=str)
+def test_rows_of_all_layers_go_to_their_slots_and_nowhere_else(slots):
+    pair = Pair(config(None, frozenset()), make_inputs([], 16), block_size=16, dtype=torch.float32)
+    keys, values = torch.randn(2, 2, len(slots), 2, 8)
+    mapping = torch.tensor(slots, dtype=torch.int64)
+    expected = {name: tensor.clone() for name, tensor in pair.cache.tensors().items()}
+    for key, value, tensor in zip(keys, values, expected.values(), strict=True):
+        kv_append(key, value, tensor[0], tensor[1], mapping)
+    pair.host.append(keys, values, mapping)
+    for name, tensor in pair.cache.tensors().items():
+        assert torch.equal(tensor.nan_to_num(9), expected[name].nan_to_num(9))
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 16, 32])

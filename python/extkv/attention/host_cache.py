@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Most tokens, padding included, that a group of several sequences gathers.
 GROUP_TOKENS = 4096
+# Most new tokens of a sequence whose heads become rows; the mask is repeated for each head.
+FOLDED_TOKENS = 16
 # A group may be padded to this multiple of its tokens; short sequences always go together.
 MAX_PADDING_RATIO = 1.5
 SHORT_TOKENS = 64
@@ -39,8 +41,11 @@ class _Group:
         num_seqs: Number of sequences.
         slots: Cache slots of their keys, sequence after sequence; a slice where they lie one after
             the other; None where all keys are among the step's own.
-        mask (model dtype, [num_seqs or 1, 1, query_len, num_keys]): Added to the scores.
+        mask (model dtype, [num_seqs or 1, 1, rows, num_keys]): Added to the scores; a row per new
+            token, and where heads become rows, per head of a KV head too.
         is_causal: Whether row i of the new tokens sees the first i + 1 keys; without a mask.
+        is_folded: Whether the heads of one KV head become rows of it, so that its keys are read
+            once.
     """
 
     rows: slice | torch.Tensor
@@ -48,6 +53,7 @@ class _Group:
     slots: slice | torch.Tensor | None
     mask: torch.Tensor | None = None
     is_causal: bool = False
+    is_folded: bool = False
 
 
 class HostPagedCache:
@@ -55,17 +61,28 @@ class HostPagedCache:
 
     has_sliding_windows = True
 
-    def __init__(self, cache: KVCache, config: ModelConfig) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        config: ModelConfig,
+        *,
+        prefix: str = "layers",
+        is_causal: bool = True,
+    ) -> None:
         """View the cache; its tensors keep their addresses when it grows or shrinks.
 
         Args:
             cache: A cache of `cache_layers` in host memory.
             config: Shape of the model.
+            prefix: Of the layers' names.
+            is_causal: Whether a token sees the new tokens before it only, and not all of its
+                sequence.
         """
-        self._config = config
+        self._is_causal = is_causal
+        self._heads_per_kv = config.num_heads // config.num_kv_heads
         self._scale = config.head_dim**-0.5
         self._windows = [config.layer_window(index) for index in range(config.num_layers)]
-        caches = layer_caches(cache, config.num_layers)
+        caches = layer_caches(cache, config.num_layers, prefix=prefix)
         self._block_size = caches[0][0].shape[1]
         # Each is [num_slots, num_kv_heads * head_dim].
         self._caches = [
@@ -73,7 +90,6 @@ class HostPagedCache:
             for keys, values in caches
         ]
         self._dtype = self._caches[0][0].dtype
-        self._inputs: StepInputs | None = None
         self._slots: torch.Tensor | None = None
         self._kept: torch.Tensor | None = None
         self._groups: dict[int | None, list[_Group]] = {}
@@ -82,11 +98,7 @@ class HostPagedCache:
 
     def bind(self, inputs: StepInputs) -> None:
         """Prepare the next forward pass over these inputs."""
-        self._inputs = inputs
-        is_kept = inputs.slot_mapping >= 0
-        self._kept = None if bool(is_kept.all()) else is_kept.nonzero()[:, 0]
-        slots = inputs.slot_mapping
-        self._slots = slots if self._kept is None else slots.index_select(0, self._kept)
+        self._slots, self._kept = _kept_slots(inputs.slot_mapping)
         starts, seq_lens = inputs.query_start_loc.tolist(), inputs.seq_lens.tolist()
         self._groups = {
             window: list(self._plan(starts, seq_lens, inputs.block_table, window))
@@ -110,13 +122,16 @@ class HostPagedCache:
             out[rows] = self._attend(layer_id, group, query[rows], key[rows], value[rows])
         return out
 
+    def append(self, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store the keys and values of all layers; see `PagedCache.append`."""
+        slots, kept = _kept_slots(slot_mapping)
+        for caches, key, value in zip(self._caches, keys, values, strict=True):
+            _store(caches, key, value, slots, kept)
+
     def _append(self, layer_id: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        slots = self._slots
-        if slots is None:
+        if self._slots is None:
             raise RuntimeError("bind comes before a forward pass")
-        for cache, rows in zip(self._caches[layer_id], (key, value), strict=True):
-            kept = rows if self._kept is None else rows.index_select(0, self._kept)
-            cache.index_copy_(0, slots, kept.flatten(1))
+        _store(self._caches[layer_id], key, value, self._slots, self._kept)
 
     def _attend(
         self,
@@ -135,8 +150,10 @@ class HostPagedCache:
             part.view(num_seqs, -1, num_kv_heads, head_dim).transpose(1, 2) for part in (key, value)
         )
         if num_tokens == num_seqs:
-            # The heads of one KV head become rows of it, so that its keys are read once.
             rows = query.view(num_seqs, num_kv_heads, -1, head_dim)
+        elif group.is_folded:
+            heads = query.view(num_tokens, num_kv_heads, -1, head_dim)
+            rows = heads.transpose(0, 1).reshape(1, num_kv_heads, -1, head_dim)
         else:
             rows = query.view(num_seqs, -1, *query.shape[1:]).transpose(1, 2)
         attended = functional.scaled_dot_product_attention(
@@ -146,9 +163,11 @@ class HostPagedCache:
             attn_mask=group.mask,
             is_causal=group.is_causal,
             scale=self._scale,
-            enable_gqa=num_tokens != num_seqs,
+            enable_gqa=num_tokens != num_seqs and not group.is_folded,
         )
-        if num_tokens != num_seqs:
+        if group.is_folded:
+            attended = attended.view(num_kv_heads, num_tokens, -1, head_dim).transpose(0, 1)
+        elif num_tokens != num_seqs:
             attended = attended.transpose(1, 2)
         return attended.reshape(query.shape)
 
@@ -182,9 +201,9 @@ class HostPagedCache:
         decoding = []
         for seq, seq_len in enumerate(seq_lens):
             query_len = starts[seq + 1] - starts[seq]
-            if query_len == 1 and seq_len > 0:
+            if query_len == 1 and seq_len > 0 and self._is_causal:
                 decoding.append(seq)
-            elif query_len > 1 and seq_len > 0:
+            elif query_len > 0 and seq_len > 0:
                 rows = slice(starts[seq], starts[seq + 1])
                 yield self._chunk(rows, seq_len, block_table[seq], window)
         visible = {seq: min(seq_lens[seq], window or seq_lens[seq]) for seq in decoding}
@@ -225,17 +244,26 @@ class HostPagedCache:
     def _chunk(self, rows: slice, seq_len: int, blocks: torch.Tensor, window: int | None) -> _Group:
         """Take several new tokens of one sequence."""
         query_len = rows.stop - rows.start
-        if query_len == seq_len and (window is None or window >= seq_len):
+        is_whole = query_len == seq_len and (window is None or window >= seq_len)
+        if is_whole and self._is_causal:
             return _Group(rows, 1, None, is_causal=True)
-        begin = 0 if window is None else max(seq_len - query_len - window + 1, 0)
+        is_folded = 1 < query_len <= FOLDED_TOKENS
+        begin = 0
+        if window is not None:
+            # Without causality all rows see the same keys, as many as fit the first row's window.
+            begin = max(seq_len - query_len - window + int(self._is_causal), 0)
         positions = torch.arange(begin, seq_len)
+        slots = self._slots_of(positions[None], blocks[None])
+        if not self._is_causal:
+            return _Group(rows, 1, slots, is_folded=is_folded)
         last = positions[-query_len:, None]
         is_hidden = positions > last
         if window is not None:
             is_hidden |= positions <= last - window
         mask = torch.zeros(is_hidden.shape, dtype=self._dtype).masked_fill_(is_hidden, -torch.inf)
-        slots = self._slots_of(positions[None], blocks[None])
-        return _Group(rows, 1, slots, mask[None, None])
+        if is_folded:
+            mask = mask.repeat_interleave(self._heads_per_kv, 0)
+        return _Group(rows, 1, slots, mask[None, None], is_folded=is_folded)
 
     def _slots_of(self, positions: torch.Tensor, block_table: torch.Tensor) -> slice | torch.Tensor:
         """Return cache slots of positions.
@@ -257,6 +285,28 @@ class HostPagedCache:
         ):
             return slice(first, last + 1)
         return slots
+
+
+def _kept_slots(slot_mapping: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the slots of the rows that have one, and those rows; None for all of them."""
+    is_kept = slot_mapping >= 0
+    if bool(is_kept.all()):
+        return slot_mapping, None
+    kept = is_kept.nonzero()[:, 0]
+    return slot_mapping.index_select(0, kept), kept
+
+
+def _store(
+    caches: tuple[torch.Tensor, torch.Tensor],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slots: torch.Tensor,
+    kept: torch.Tensor | None,
+) -> None:
+    """Store rows of a layer, or the kept ones of them, at slots."""
+    for cache, rows in zip(caches, (key, value), strict=True):
+        stored = rows if kept is None else rows.index_select(0, kept)
+        cache.index_copy_(0, slots, stored.flatten(1))
 
 
 def group_by_length(lengths: dict[int, int]) -> list[list[int]]:

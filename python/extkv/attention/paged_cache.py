@@ -113,9 +113,17 @@ class PagedCache:
         if self._is_cuda:
             self._workspace = self._split_workspace(max_num_seqs, max_query_len)
 
-    def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self._caches[layer_id]
+    def append(self, keys: torch.Tensor, values: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store the keys and values of all layers, apart from a forward pass.
+
+        Args:
+            keys (model dtype, [num_layers, num_tokens, num_kv_heads, head_dim]): Only heads are
+                contiguous.
+            values (model dtype, [num_layers, num_tokens, num_kv_heads, head_dim]): Likewise.
+            slot_mapping (int64, [num_tokens]): Target slot of each token, negative to skip it.
+        """
+        for key, value, caches in zip(keys, values, self._caches, strict=True):
+            self._ops.kv_append(key, value, *caches, slot_mapping)
 
     def _split_workspace(self, max_num_seqs: int, max_query_len: int) -> torch.Tensor:
         """Allocate the workspace of decode steps of any batch, before graphs are captured."""

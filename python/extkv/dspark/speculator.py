@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from extkv.attention.host_cache import HostPagedCache
 from extkv.attention.paged_cache import NullCache, PagedCache, cache_layers
 from extkv.drafting import DraftBlock, DraftLaw, MarkovDraw
 from extkv.engine.batch import StepInputs
@@ -71,12 +72,11 @@ class Speculator:
         self.max_position = min(config.max_model_len, model.num_positions)
         self._inputs_op = op_module(model.device, "draft_block_inputs")
         self._markov = op_module(model.device, "markov_step")
-        self._kv_append = op_module(model.device, "kv_append").kv_append
         source = options.confidence_source(has_head=drafter.has_confidence_head)
         self._has_logits = source in {"head", "both"}
         self._has_margins = source in {"margin", "both"}
         self._graphs = DecodeGraphs()
-        self._paged: PagedCache | None = None
+        self._paged: PagedCache | HostPagedCache | None = None
         self._allocate(config.max_num_seqs, vocab_size)
 
     @property
@@ -107,6 +107,11 @@ class Speculator:
 
     def attach(self, cache: KVCache) -> None:
         """Use the drafter's layers of a cache."""
+        if cache.device.type == "cpu":
+            self._paged = HostPagedCache(
+                cache, self.model.decoder.config, prefix=LAYER_PREFIX, is_causal=False
+            )
+            return
         self._paged = PagedCache(
             cache,
             self.model.decoder.config,
@@ -130,13 +135,8 @@ class Speculator:
         """
         positions = inputs.positions.clamp(max=self.model.num_positions - 1)
         keys, values = self.model.context(taps, positions)
-        if self._paged is None:
-            return
-        for layer_id in range(keys.shape[0]):
-            key_cache, value_cache = self._paged.layer(layer_id)
-            self._kv_append(
-                keys[layer_id], values[layer_id], key_cache, value_cache, inputs.slot_mapping
-            )
+        if self._paged is not None:
+            self._paged.append(keys, values, inputs.slot_mapping)
 
     def capture(
         self, sizes: list[int], on_progress: Callable[[int, int], None] | None = None
@@ -251,7 +251,7 @@ class Speculator:
         """Backbone, base logits and Markov steps over the persistent buffers."""
         model = self.model
         num_rows = num_reqs * self._num_queries
-        cache: NullCache | PagedCache = NullCache()
+        cache: NullCache | PagedCache | HostPagedCache = NullCache()
         if self._paged is not None:
             cache = self._paged
             cache.bind(

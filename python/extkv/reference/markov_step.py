@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from extkv.drafting import MarkovDraw
 from extkv.reference.philox import Stream, philox_uniforms
-from extkv.reference.sampling import RowFlag, pick
+from extkv.reference.sampling import RowFlag, pick, softmax_weights
 from extkv.sampling_params import LEAST_TEMPERATURE
 
 # Tokens that are drawn from together; as in the kernels.
@@ -129,12 +129,3 @@ def _in_groups(values: torch.Tensor, filling: float) -> torch.Tensor:
     if missing:
         values = functional.pad(values, (0, missing), value=filling)
     return values.reshape(values.shape[0], -1, GROUP_SIZE)
-
-
-def softmax_weights(
-    values: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor
-) -> torch.Tensor:
-    """Return exp((value - largest) / T): 0 for -inf, and 1 at the maximum even if that is +inf."""
-    weights = ((values - largest) * (1.0 / temperature)).exp()
-    weights = torch.where(values == largest, 1.0, weights)
-    return torch.where(values == -torch.inf, 0.0, weights)

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 from extkv.drafting import DraftLaw, Verification
-from extkv.reference.markov_step import markov_logits, softmax_weights
+from extkv.reference.markov_step import markov_logits
 from extkv.reference.philox import Stream, philox_uniforms
-from extkv.reference.sampling import VOCAB_TILE, RowFlag, draw_from_softmax, pick
+from extkv.reference.sampling import VOCAB_TILE, RowFlag, draw_from_softmax, pick, softmax_weights
 from extkv.sampling_params import LEAST_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -263,10 +263,13 @@ def _first_failure(accepts: torch.Tensor, num_drafts: torch.Tensor) -> torch.Ten
 def _standard_accepted(
     windows: _Windows, log_q: torch.Tensor, num_drafts: torch.Tensor
 ) -> torch.Tensor:
+    matches = windows.drafts == windows.argmax
+    if bool(windows.is_greedy.all()):
+        # No law decides, and no uniform.
+        return _first_failure(matches, num_drafts)
     ratios = (_log_p(windows) - log_q).exp()
     accepts = _accepts(windows.accept_uniforms(), ratios)
-    accepts = torch.where(windows.is_greedy, windows.drafts == windows.argmax, accepts)
-    return _first_failure(accepts, num_drafts)
+    return _first_failure(torch.where(windows.is_greedy, matches, accepts), num_drafts)
 
 
 def _prefix_scales(windows: _Windows, log_q: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from extkv.reference.philox import Stream, philox_uniforms
 from extkv.sampling_params import LEAST_TEMPERATURE
 
 VOCAB_TILE = 2048
+_LEAST = torch.finfo(torch.float32).min
 
 
 class RowFlag(enum.IntFlag):
@@ -96,21 +97,25 @@ def draw_from_softmax(
     tiles = functional.pad(values, (0, -vocab_size % width), value=-torch.inf)
     tiles = tiles.view(num_rows, -1, width)
     tile_max = tiles.amax(2)  # [num_rows, num_tiles]
-    tile_sum = _weights(tiles, tile_max[:, :, None], temperature[:, None, None]).sum(2)
+    tile_sum = softmax_weights(tiles, tile_max[:, :, None], temperature[:, None, None]).sum(2)
     row_max = tile_max.amax(1, keepdim=True)
-    masses = tile_sum * _weights(tile_max, row_max, temperature[:, None])
+    masses = tile_sum * softmax_weights(tile_max, row_max, temperature[:, None])
     tile = pick(masses, uniforms[:, 0])
     rows = torch.arange(num_rows, device=values.device)
-    weights = _weights(tiles[rows, tile], tile_max[rows, tile, None], temperature[:, None])
+    weights = softmax_weights(tiles[rows, tile], tile_max[rows, tile, None], temperature[:, None])
     return tile * width + pick(weights, uniforms[:, 1])
 
 
-def _weights(
+def softmax_weights(
     values: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor
 ) -> torch.Tensor:
     """Return exp((value - largest) / T): 0 for -inf, and 1 at the maximum even if that is +inf."""
-    weights = ((values - largest) * (1.0 / temperature)).exp()
-    weights = torch.where(values == largest, 1.0, weights)
+    is_infinite = largest == torch.inf
+    # Where all values are -inf, so is the largest, and their difference would be NaN.
+    weights = (values - largest.clamp(min=_LEAST)).mul_(1.0 / temperature).exp_()
+    if not bool(is_infinite.any()):
+        return weights
+    weights = torch.where(is_infinite & (values == largest), 1.0, weights)
     return torch.where(values == -torch.inf, 0.0, weights)
 
 
