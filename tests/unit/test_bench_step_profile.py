@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from extkv.bench.steady_load import SteadyLoad
-from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
+from extkv.bench.step_profile import ProfileSettings, profile_steps
+from extkv.bench.step_table import fit_plain_steps
 from extkv.bench.verify_pin import VerifyPin
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.engine.llm import LLM
