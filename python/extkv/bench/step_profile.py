@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from extkv.bench.steady_load import SteadyLoad
-from extkv.bench.step_table import StepProfile, fit_steps
-from extkv.dspark.cost import CostTable, QualityLimits, StepSample
+from extkv.bench.step_table import MeasuredSteps
+from extkv.dspark.cost import QualityLimits, StepSample
 from extkv.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
+    from extkv.bench.step_table import StepProfile
     from extkv.bench.verify_pin import VerifyPin
 
     Progress = Callable[[str, int, int], None]
@@ -120,7 +121,7 @@ def profile_steps(
     settings: ProfileSettings,
     source: dict[str, str],
     on_progress: Progress | None = None,
-    on_samples: Callable[[Sequence[StepSample]], object] | None = None,
+    on_steps: Callable[[MeasuredSteps], object] | None = None,
 ) -> StepProfile:
     """Measure all shapes of step and make the table.
 
@@ -129,7 +130,7 @@ def profile_steps(
         settings: What to measure.
         source: Where it is measured, for people; see `provenance`.
         on_progress: Called with a phase, what is done and how much there is.
-        on_samples: Called with the steps before a table is made of them, which may be refused.
+        on_steps: Called with the steps before a table is made of them, which may be refused.
 
     Raises:
         CostTableError: If steps are noisy, tokens cost nothing, or the steps do not add up.
@@ -157,13 +158,10 @@ def profile_steps(
         finally:
             pin.release()
             load.close()
-    if on_samples is not None:
-        on_samples(samples)
-    fit = fit_steps(samples, pin.tiers, settings.limits)
-    table = replace(CostTable.from_json(fit.cost.to_json()), source=source)
-    return StepProfile(
-        table, tuple(samples), fit.worst_residual_ratio, fit.mean_residual_ratio, tuple(skipped)
-    )
+    steps = MeasuredSteps(tuple(samples), pin.tiers, source, tuple(skipped))
+    if on_steps is not None:
+        on_steps(steps)
+    return steps.profile(settings.limits)
 
 
 def _measure(

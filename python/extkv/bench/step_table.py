@@ -1,10 +1,13 @@
-"""The table of measured steps: fitted, with the steps and what the fit leaves open beside it."""
+"""Measured steps, their file, and the table of them: what the fit leaves open stands beside it.
+
+The file keeps all that a fit reads, so that a table can be made again, for example by a later fit.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +27,72 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-__all__ = ["StepProfile", "fit_plain_steps", "fit_steps"]
+__all__ = ["MeasuredSteps", "StepProfile", "fit_plain_steps", "fit_steps"]
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """Steps as they were measured.
+
+    Attributes:
+        samples: The steps.
+        tiers: Numbers of tokens with a captured graph, rising; none if every size ran as it is.
+        source: Where they were measured, for people.
+        skipped: Loads that the cache had no room for: requests and tokens of each.
+    """
+
+    samples: tuple[StepSample, ...]
+    tiers: tuple[int, ...] = ()
+    source: dict[str, str] = field(default_factory=dict)
+    skipped: tuple[tuple[int, int], ...] = ()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the steps, one per line."""
+        head = {"source": self.source, "tiers": self.tiers, "skipped": self.skipped}
+        lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        steps = ",\n".join(f"  {json.dumps(asdict(sample))}" for sample in self.samples)
+        lines.append(f' "samples": [\n{steps}\n ]')
+        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MeasuredSteps:
+        """Read a file of steps.
+
+        Raises:
+            CostTableError: If the file cannot be read or holds something else.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls(
+                samples=tuple(StepSample(**sample) for sample in values["samples"]),
+                tiers=tuple(values["tiers"]),
+                source=dict(values["source"]),
+                skipped=tuple((load[0], load[1]) for load in values.get("skipped", ())),
+            )
+        except (OSError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise CostTableError(
+                f"cannot read measured steps from {path}: {type(error).__name__}: {error}"
+            ) from error
+
+    def profile(self, limits: QualityLimits, **facts: str) -> StepProfile:
+        """Make the table.
+
+        Args:
+            limits: What is refused.
+            **facts: What to add to the table's source.
+
+        Raises:
+            CostTableError: If steps are noisy, tokens cost nothing, or the steps do not add up.
+        """
+        fit = fit_steps(self.samples, self.tiers, limits)
+        table = CostTable.from_json(fit.cost.to_json())
+        return StepProfile(
+            replace(table, source=self.source | facts),
+            self.samples,
+            fit.worst_residual_ratio,
+            fit.mean_residual_ratio,
+            self.skipped,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +136,8 @@ class StepProfile:
         for sample in self.samples:
             fitted = cost.step_us(
                 num_requests=sample.num_requests,
-                num_drafts=sample.num_tokens - sample.num_requests,
+                num_drafts=sample.num_verified,
+                num_other_tokens=sample.num_tokens - sample.num_requests - sample.num_verified,
                 drafts=sample.drafts,
                 num_context_tokens=sample.num_context_tokens,
             )

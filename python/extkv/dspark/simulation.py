@@ -82,6 +82,7 @@ class Drift:
             token_us=scaled(table.token_us, self.verify),
             draft_us=scaled(table.draft_us, self.draft),
             draft_context_us=scaled(table.draft_context_us, self.draft),
+            window_context_us=scaled(table.window_context_us, self.verify),
         )
 
 
