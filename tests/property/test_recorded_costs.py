@@ -1,17 +1,19 @@
 """A schedule keeps up with every other choice on recorded costs, at any load and after any drift.
 
 Tables are those under bench/results/sched: one put together from recorded benches, and those that
-`extkv profile` wrote.
+`extkv profile` wrote, some of them from recorded steps.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from extkv.dspark.cost import CostTable
+from extkv.bench.step_table import MeasuredSteps
+from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.dspark.simulation import Drift, World, compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "sched"
 BENCHES = RESULTS / "h200_benches_cost.json"
 RECORDED = sorted({BENCHES, *RESULTS.glob("*_step_cost.json")})
+STEPS = sorted(RESULTS.glob("*_steps.json"))
 LEAST_RATIO = 0.98
 # Costs and acceptance drift together: near the load at which drafting breaks even, what is left to
 # gain is of the size of what the controller misjudges.
@@ -61,6 +64,44 @@ def test_the_benches_table_is_what_the_recorded_benches_say():
     if decode["environment"]["commit"] != CostTable.load(BENCHES).source["commit"]:
         pytest.skip("the engine's benches were recorded anew; run bench.sched.recorded_costs")
     assert recorded_costs.table_of(decode, drafting) == CostTable.load(BENCHES)
+
+
+@pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)
+def test_recorded_steps_are_accepted_and_make_the_recorded_table(path: Path):
+    steps = MeasuredSteps.load(path)
+    found = steps.profile(QualityLimits())
+    assert found.worst_residual_ratio < 0.1
+    assert found.mean_residual_ratio < 0.015
+    recorded = CostTable.load(path.with_name(path.name.replace("_steps", "_step_cost")))
+    assert steps.source.items() <= recorded.source.items()
+    for name in ("token_us", "request_us", "draft_us", "context_us", "window_context_us"):
+        curve, expected = getattr(found.table, name), getattr(recorded, name)
+        assert [at for at, _ in curve] == [at for at, _ in expected]
+        # Sums in another order, on another machine: a microsecond.
+        assert [us for _, us in curve] == pytest.approx([us for _, us in expected], abs=1.0)
+    assert found.table.tiers == recorded.tiers
+
+
+@pytest.mark.parametrize("path", STEPS, ids=lambda path: path.stem)
+def test_recorded_steps_need_the_slope_of_windows(path: Path):
+    """A table with one slope of all steps is further off, above all where contexts are long."""
+    steps = MeasuredSteps.load(path)
+    found = steps.profile(QualityLimits())
+    without = replace(found.table, window_context_us=())
+    worst = max(
+        abs(StepCost(without).step_us(**shape_of(sample)) / sample.step_us - 1)
+        for sample in steps.samples
+    )
+    assert worst > 0.12 > found.worst_residual_ratio
+
+
+def shape_of(sample: StepSample) -> dict[str, int | bool]:
+    return {
+        "num_requests": sample.num_requests,
+        "num_drafts": sample.num_verified,
+        "drafts": sample.drafts,
+        "num_context_tokens": sample.num_context_tokens,
+    }
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
