@@ -610,6 +610,7 @@ class SpeculationController:
         min_predicted_gain: float,
         probe_interval: int,
         max_probe_interval: int,
+        max_probe_share: float,
         explore_interval: int,
     ) -> SpeculationController: ...
     def decide(

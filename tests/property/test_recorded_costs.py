@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from extkv.bench.step_table import MeasuredSteps
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
-from extkv.dspark.simulation import Drift, World, compare
+from extkv.dspark.simulation import Drift, World, compare, steps_until_return
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,6 +126,42 @@ def test_a_schedule_keeps_up_at_every_load(path: Path, num_requests: int):
 )
 def test_a_schedule_keeps_up_after_a_drift(path: Path, num_requests: int, drift: Drift):
     assert ratio_of(path, num_requests, drift) >= LEAST_RATIO
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("num_requests", [32, 64, 128, 256])
+def test_costs_and_acceptance_that_drift_together_are_followed(path: Path, num_requests: int):
+    assert ratio_of(path, num_requests, Drift(verify=1.5, acceptance=0.5)) >= LEAST_RATIO
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("num_requests", [128, 256, 512])
+@pytest.mark.parametrize("mean_logit", [-0.5, 0.2])
+@pytest.mark.parametrize("num_steps", [160, 1000])
+def test_probes_cost_about_a_hundredth(path, num_requests, mean_logit, num_steps):
+    """No drafts are best here, or nearly: what the schedule loses are its probes."""
+    found = compare(
+        CostTable.load(path),
+        World(mean_logit=mean_logit),
+        num_requests,
+        num_steps=num_steps,
+        num_warmup_steps=40,
+    )
+    assert found.no_drafts == found.best_other
+    # One probe falls into the short run, where its share is not yet the share of many.
+    assert found.ratio >= (0.985 if num_steps == 160 else 0.99)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("num_requests", [4, 32, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_drafting_is_taken_up_again_after_acceptance_recovers(path, num_requests, seed):
+    """At most the longest interval between probes, and a row of them 8 steps apart."""
+    found = steps_until_return(
+        CostTable.load(path), World(), num_requests, acceptance=0.1, seed=seed
+    )
+    assert found is not None
+    assert found <= 512 + 16 * 8
 
 
 @settings(max_examples=12, derandomize=True, deadline=None)

@@ -5,8 +5,8 @@
 mod speculation;
 
 use dspark_sched::step_cost::{
-    CostError, CostScale, CostTable, CostTracker, Curve, Drafting, Knot, QualityLimits, StepCost, StepLoad,
-    StepSample, fit_step_cost, repaired,
+    CostError, CostScale, CostTable, CostTracker, Curve, Drafting, Knot, QualityLimits, StepCost,
+    StepLoad, StepSample, fit_step_cost, repaired,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

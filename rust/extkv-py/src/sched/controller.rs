@@ -94,7 +94,7 @@ impl PySpeculationController {
     #[new]
     #[pyo3(signature = (
         *, max_num_requests, num_drafts, cost, planner, fixed_len, lag, fill_tier,
-        min_snapshot_requests, min_predicted_gain, probe_interval, max_probe_interval,
+        min_snapshot_requests, min_predicted_gain, probe_interval, max_probe_interval, max_probe_share,
         explore_interval
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -110,6 +110,7 @@ impl PySpeculationController {
         min_predicted_gain: f64,
         probe_interval: Arg<u32>,
         max_probe_interval: Arg<u32>,
+        max_probe_share: f64,
         explore_interval: Arg<u32>,
     ) -> BindingResult<Self> {
         let settings = ControllerSettings {
@@ -123,6 +124,7 @@ impl PySpeculationController {
                 min_predicted_gain,
                 probe_interval: given(probe_interval, "probe_interval")?,
                 max_probe_interval: given(max_probe_interval, "max_probe_interval")?,
+                max_probe_share,
                 explore_interval: given(explore_interval, "explore_interval")?,
             },
         };
