@@ -145,16 +145,7 @@ impl PySpeculationController {
         limits: Option<Arg<Vec<u32>>>,
         max_num_drafts: Option<Arg<u32>>,
     ) -> BindingResult<PyDecision> {
-        let slots = given(slots, "slots")?;
-        let generations = given(generations, "generations")?;
-        check_lengths(slots.len(), &[("generations", generations.len())])?;
-        let pairs = slots.iter().zip(&generations);
-        let rows: Vec<SlotRow> = pairs
-            .map(|(&slot, &generation)| SlotRow {
-                slot_id: SlotId(slot),
-                generation: Generation(generation),
-            })
-            .collect();
+        let rows = slot_rows(slots, generations)?;
         let load = StepLoad {
             num_requests: u32::try_from(rows.len()).unwrap_or(u32::MAX),
             num_other_tokens: given(num_other_tokens, "num_other_tokens")?,
@@ -229,6 +220,20 @@ impl PySpeculationController {
         ]
         .into_py_dict(py)
     }
+}
+
+/// Rows by slot and generation.
+pub(super) fn slot_rows(
+    slots: Arg<Vec<u32>>,
+    generations: Arg<Vec<u32>>,
+) -> BindingResult<Vec<SlotRow>> {
+    let slots = given(slots, "slots")?;
+    let generations = given(generations, "generations")?;
+    check_lengths(slots.len(), &[("generations", generations.len())])?;
+    let pairs = slots.into_iter().zip(generations);
+    let row =
+        |(slot, generation)| SlotRow { slot_id: SlotId(slot), generation: Generation(generation) };
+    Ok(pairs.map(row).collect())
 }
 
 fn planner_kind(planner: &str, fixed_len: u32) -> BindingResult<PlannerKind> {
