@@ -29,6 +29,7 @@ from extkv.protocol.stats import PrefillStats, RequestSpecDecodeMetrics, Schedul
 
 __all__ = [
     "AcceptanceModel",
+    "AcceptanceRates",
     "Buffer",
     "CachePlan",
     "Call",
@@ -610,6 +611,7 @@ class SpeculationController:
         min_predicted_gain: float,
         probe_interval: int,
         max_probe_interval: int,
+        max_probe_share: float,
         explore_interval: int,
     ) -> SpeculationController: ...
     def decide(
@@ -715,6 +717,23 @@ class AcceptanceModel:
     def refit(self) -> tuple[int, int, float, float] | None: ...
     def coefficients(self) -> list[float]: ...
     def num_trials(self) -> int: ...
+
+@final
+class AcceptanceRates:
+    """Rates of acceptance per position and request."""
+
+    def __new__(cls, num_slots: int, num_drafts: int) -> AcceptanceRates: ...
+    def confidences(
+        self, slots: bytes | Iterable[int], generations: bytes | Iterable[int]
+    ) -> bytearray: ...
+    def observe(
+        self,
+        slots: bytes | Iterable[int],
+        generations: bytes | Iterable[int],
+        num_verified: bytes | Iterable[int],
+        num_accepted: bytes | Iterable[int],
+    ) -> None: ...
+    def rates(self) -> list[float]: ...
 
 def dtype_of(dtype: torch.dtype | str) -> tuple[str, int]: ...
 def hybrid_layers(layers: list[Layer]) -> list[Layer]: ...

@@ -37,7 +37,13 @@ MIDDLING = StepCost(
 )
 # A token costs as much as a step of one: drafts never pay.
 COMPUTE_BOUND = StepCost(CostTable(token_us=((1, 100.0), (30, 3000.0)), draft_us=((1, 50.0),)))
-INTERVALS = {"probe_interval": 3, "max_probe_interval": 6, "explore_interval": 7}
+# Probes come however expensive they are.
+INTERVALS = {
+    "probe_interval": 3,
+    "max_probe_interval": 6,
+    "max_probe_share": 1.0,
+    "explore_interval": 7,
+}
 NUM_ENDS = 200
 PRESSURE = [
     {},

@@ -160,6 +160,7 @@ def test_an_engines_schedule_keeps_the_law(planner: str, method: str, cost: Step
         min_snapshot_requests=1,
         probe_interval=2,
         max_probe_interval=4,
+        max_probe_share=1.0,
         explore_interval=5,
     )
     schedule = ControlledSchedule(controller, _Heads(), has_free_budget=planner == "greedy")

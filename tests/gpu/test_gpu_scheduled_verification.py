@@ -27,6 +27,7 @@ def scheduled(cost=CHEAP, **options):
         "step_cost": cost,
         "probe_interval": 8,
         "max_probe_interval": 16,
+        "max_probe_share": 1.0,
         "explore_interval": 9,
         **options,
     }

@@ -8,7 +8,8 @@ import json
 import numpy as np
 import pytest
 from extkv.bench.steady_load import SteadyLoad
-from extkv.bench.step_profile import ProfileSettings, fit_plain_steps, profile_steps
+from extkv.bench.step_profile import ProfileSettings, profile_steps
+from extkv.bench.step_table import MeasuredSteps, fit_plain_steps
 from extkv.bench.verify_pin import VerifyPin
 from extkv.dspark.cost import CostTable, QualityLimits, StepCost, StepSample
 from extkv.engine.llm import LLM
@@ -95,6 +96,43 @@ def test_the_file_is_a_table_with_its_source_and_its_steps(pin, monkeypatch, tmp
     assert len(found.describe().splitlines()) == 1 + 24 + 1
 
 
+def test_steps_come_back_from_their_file_and_make_the_same_table(pin, monkeypatch, tmp_path):
+    fake_times(monkeypatch, additive)
+    path = tmp_path / "steps.json"
+    kept = []
+    found = profile_steps(pin, SHAPES, SOURCE, on_steps=kept.append)
+    kept[0].save(path)
+    assert MeasuredSteps.load(path) == kept[0]
+    again = MeasuredSteps.load(path).profile(SHAPES.limits, fit_commit="abc")
+    assert again.table.source == {**SOURCE, "fit_commit": "abc"}
+    assert again.table.token_us == found.table.token_us
+    assert again.samples == found.samples
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"samples": 3, "tiers": [], "source": {}}', '{"samples": [{"x": 1}]}'],
+)
+def test_a_file_without_steps_is_refused(tmp_path, text: str):
+    path = tmp_path / "steps.json"
+    path.write_text(text)
+    with pytest.raises(CostTableError, match="cannot read measured steps"):
+        MeasuredSteps.load(path)
+    with pytest.raises(CostTableError, match="cannot read measured steps"):
+        MeasuredSteps.load(tmp_path / "none.json")
+
+
+def test_windows_of_several_rows_read_their_context_slower(pin, monkeypatch):
+    def with_windows(requests: int, verify_len: int | None, context: int) -> float:
+        return additive(requests, verify_len, context) + 0.4 * context * bool(verify_len)
+
+    fake_times(monkeypatch, with_windows)
+    found = profile_steps(pin, SHAPES, SOURCE)
+    assert found.worst_residual_ratio < 0.01
+    at, us = found.table.window_context_us[-1]
+    assert us / at == pytest.approx(0.4, rel=0.1)
+
+
 def test_steps_that_spread_are_measured_again_and_then_refused(pin, monkeypatch):
     seen = fake_times(monkeypatch, additive, spread=0.5)
     with pytest.raises(CostTableError, match="spread"):
@@ -118,8 +156,8 @@ def test_b52_a_flat_table_is_refused(pin, monkeypatch):
     fake_times(monkeypatch, lambda _r, verify_len, _c: 1000.0 + 50.0 * (verify_len is not None))
     kept = []
     with pytest.raises(CostTableError, match="flat"):
-        profile_steps(pin, SHAPES, SOURCE, on_samples=kept.extend)
-    assert len(kept) == 24  # what was measured is not lost with it
+        profile_steps(pin, SHAPES, SOURCE, on_steps=kept.append)
+    assert len(kept[0].samples) == 24  # what was measured is not lost with it
 
 
 def test_steps_that_get_faster_with_more_tokens_are_refused(pin, monkeypatch):

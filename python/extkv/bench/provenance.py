@@ -47,6 +47,15 @@ def provenance(pair: Pair, **facts: object) -> dict[str, str]:
     return {name: str(value) for name, value in (values | facts).items()}
 
 
+def fit_facts() -> dict[str, str]:
+    """Describe a fit of what was measured elsewhere, beside where that was."""
+    return {
+        "fit_command": _command(),
+        "fit_commit": commit(),
+        "fit_date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
 def _command() -> str:
     """Return the command line without the folders of this machine's programs."""
     name = Path(sys.argv[0]).name

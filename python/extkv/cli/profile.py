@@ -23,9 +23,8 @@ from extkv.cli.pairs import (
 from extkv.cli.progress import progress_bars
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from extkv.dspark.cost import StepSample
+    from extkv.bench.step_table import StepProfile
+    from extkv.dspark.cost import QualityLimits
 
 
 def profile(
@@ -41,6 +40,14 @@ def profile(
         Path | None,
         typer.Option(
             dir_okay=False, help="Write the measured steps to this file, also of a refused table."
+        ),
+    ] = None,
+    from_steps: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            exists=True,
+            help="Measure nothing: make the table of the steps in this file, which --steps wrote.",
         ),
     ] = None,
     device: DeviceOption = None,
@@ -74,16 +81,25 @@ def profile(
     """Measure what steps of MODEL cost: by requests, drafts and context, warm, medians.
 
     No draft is ever accepted, so that every load stays what it is. A table that is flat, noisy or
-    does not add up is refused. The file goes into `speculative_config` as `step_cost`.
+    does not add up is refused. The file goes into `speculative_config` as `step_cost`. With
+    --from-steps nothing runs and no MODEL is needed.
     """
     # Imported late: `extkv --help` must not pay for PyTorch.
-    from dataclasses import asdict, replace
+    from dataclasses import replace
 
     from extkv.bench.pairs import PairSettings
     from extkv.bench.provenance import provenance
     from extkv.bench.step_profile import ProfileSettings, profile_steps
     from extkv.dspark.cost import QualityLimits
 
+    limits = QualityLimits(max_spread_ratio=max_spread, max_residual_ratio=max_residual)
+    if from_steps is not None:
+        given = {"MODEL": model, "--draft": draft, "--steps": steps}
+        for name, value in given.items():
+            if value is not None:
+                raise typer.BadParameter(f"nothing is measured, but {name} is given")
+        _report(_of_file(from_steps, limits), out, as_json=as_json)
+        return
     settings = PairSettings(
         model=model,
         draft=draft,
@@ -114,16 +130,28 @@ def profile(
                 num_requests=tuple(num_requests or shapes.num_requests),
                 verify_lens=tuple(shapes.verify_lens if verify_len is None else verify_len),
                 context_lens=tuple(context_len or shapes.context_lens),
-                limits=QualityLimits(max_spread_ratio=max_spread, max_residual_ratio=max_residual),
+                limits=limits,
             )
             source = provenance(pair, context_lens=list(shapes.context_lens))
+            found = profile_steps(
+                pin,
+                shapes,
+                source,
+                on_progress,
+                lambda measured: None if steps is None else measured.save(steps),
+            )
+    _report(found, out, as_json=as_json)
 
-            def write(samples: Sequence[StepSample]) -> None:
-                if steps is not None:
-                    values = {"source": source, "samples": [asdict(one) for one in samples]}
-                    steps.write_text(json.dumps(values) + "\n", encoding="utf-8")
 
-            found = profile_steps(pin, shapes, source, on_progress, write)
+def _of_file(path: Path, limits: QualityLimits) -> StepProfile:
+    """Make the table of measured steps; its source also says by what and when."""
+    from extkv.bench.provenance import fit_facts
+    from extkv.bench.step_table import MeasuredSteps
+
+    return MeasuredSteps.load(path).profile(limits, **fit_facts())
+
+
+def _report(found: StepProfile, out: Path | None, *, as_json: bool) -> None:
     if out is not None:
         found.save(out)
     typer.echo(json.dumps(found.as_dict()) if as_json else found.describe())

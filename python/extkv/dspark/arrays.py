@@ -29,6 +29,10 @@ def buffer_of(
     if given.dtype == wanted:
         return given.tobytes()
     if wanted.kind in "iu":
+        is_of_same_size = given.dtype.kind == "i" and given.itemsize == wanted.itemsize
+        if is_of_same_size and int(given.min()) >= 0:
+            # The same bits, whether signed or not.
+            return given.tobytes()
         return _integers(name, given, wanted)
     return given.astype(wanted).tobytes()
 

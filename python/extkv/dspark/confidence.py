@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from extkv import _extkv
+from extkv.dspark.arrays import buffer_of
 from extkv.dspark.estimation import AcceptanceModel, Features
 from extkv.errors import InvalidArgumentError
 
@@ -25,14 +27,6 @@ if TYPE_CHECKING:
     Int32Array = npt.NDArray[np.int32]
 
 __all__ = ["AcceptanceRates", "Confidences", "FittedConfidences", "HeadConfidences"]
-
-# Of all requests together: weight of the past per round, and what is believed before any round.
-_RATE_DECAY = 0.99
-_PRIOR_TRIALS = 16.0
-_PRIOR_RATE = 0.8
-# Of one request: its drafts change faster than all requests' together.
-_REQUEST_DECAY = 0.9
-_REQUEST_PRIOR = 4.0
 
 
 class Confidences(Protocol):
@@ -123,54 +117,41 @@ class AcceptanceRates:
 
     def __init__(self, num_slots: int, num_drafts: int) -> None:
         """Start with likely drafts."""
+        self._native = _extkv.AcceptanceRates(num_slots, num_drafts)
         self._num_drafts = num_drafts
-        self._trials: Float64Array = np.full(num_drafts, _PRIOR_TRIALS)
-        self._accepted: Float64Array = np.full(num_drafts, _PRIOR_TRIALS * _PRIOR_RATE)
-        self._generations = np.full(num_slots, -1, np.int64)
-        # Per slot: accepted drafts, and those that the rates promised.
-        self._of_slot: Float64Array = np.zeros((2, num_slots))
 
     @property
     def rates(self) -> Float64Array:
         """Chance of each position once those before it are accepted (float64, [K])."""
-        return self._accepted / self._trials
+        return np.array(self._native.rates())
 
     def of_round(self, draft_round: DraftRound, signals: DraftSignals | None) -> Float32Array:
         """Return the rates, scaled for each request."""
         del signals
-        slots = draft_round.slots
-        accepted, promised = self._of_slot[:, slots]
-        scale = (accepted + _REQUEST_PRIOR) / (promised + _REQUEST_PRIOR)
-        scale[self._generations[slots] != draft_round.generations] = 1.0
-        likely: Float64Array = np.multiply.outer(scale, self.rates)
-        likely = np.minimum(likely, 1.0)
-        return likely.astype(np.float32)
+        found = self._native.confidences(*_occupants(draft_round))
+        return np.frombuffer(found, np.float32).reshape(-1, self._num_drafts)
 
     def observe(
         self, draft_round: DraftRound, num_verified: Int32Array, num_accepted: Int32Array
     ) -> None:
         """Count each draft that was verified and whose predecessors were accepted."""
-        slots, generations = draft_round.slots, draft_round.generations
-        num_tried = np.minimum(num_verified, num_accepted + 1)
-        promised = np.concatenate([[0.0], np.cumsum(self.rates)])
-        kept = np.where(num_verified > 0, _REQUEST_DECAY, 1.0)
-        kept[self._generations[slots] != generations] = 0.0
-        self._generations[slots] = generations
-        self._of_slot[0, slots] = kept * self._of_slot[0, slots] + num_accepted
-        self._of_slot[1, slots] = kept * self._of_slot[1, slots] + promised[num_tried]
-        if num_tried.any():
-            prior = (1.0 - _RATE_DECAY) * _PRIOR_TRIALS
-            self._trials = _RATE_DECAY * self._trials + self._reaching(num_tried) + prior
-            accepted = self._reaching(num_accepted) + prior * _PRIOR_RATE
-            self._accepted = _RATE_DECAY * self._accepted + accepted
-
-    def _reaching(self, lens: Int32Array) -> npt.NDArray[np.int64]:
-        """Return how many of the lengths go past each position ([K])."""
-        counts = np.bincount(lens, minlength=self._num_drafts + 1)
-        return counts[::-1].cumsum()[-2::-1]
+        row = draft_round.slots.shape
+        self._native.observe(
+            *_occupants(draft_round),
+            buffer_of("num_verified", num_verified, np.uint32, row),
+            buffer_of("num_accepted", num_accepted, np.uint32, row),
+        )
 
     def reset(self) -> None:
         """Forget nothing: rounds leave something when they are observed."""
+
+
+def _occupants(draft_round: DraftRound) -> tuple[bytes, bytes]:
+    row = draft_round.slots.shape
+    return (
+        buffer_of("slots", draft_round.slots, np.uint32, row),
+        buffer_of("generations", draft_round.generations, np.uint32, row),
+    )
 
 
 def _required(signals: DraftSignals | None, name: Literal["head", "margin"]) -> Float32Array:

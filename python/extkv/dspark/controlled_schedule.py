@@ -43,6 +43,7 @@ class _Round:
     draft_round: DraftRound
     decision: Decision
     is_alive: BoolArray
+    all_alive: bool = True
     signals: DraftSignals | None = None
     plan: VerifyPlan | None = None
 
@@ -101,6 +102,7 @@ class ControlledSchedule:
         newest = self._newest
         assert newest is not None
         newest.is_alive, newest.signals = is_alive, signals
+        newest.all_alive = bool(is_alive.all())
         if not newest.decision.drafts:
             return np.zeros(len(is_alive), np.int32)
         known = self._known_lens(newest)
@@ -108,7 +110,7 @@ class ControlledSchedule:
             return known
         plan = newest.plan = self._plan(newest)
         lens = plan.verify_lens
-        return lens if is_alive.all() else np.where(is_alive, lens, 0).astype(np.int32)
+        return lens if newest.all_alive else np.where(is_alive, lens, 0).astype(np.int32)
 
     def start(self) -> None:
         """Plan what needed no confidences: the controller learns from them all the same."""
@@ -140,21 +142,24 @@ class ControlledSchedule:
 
     def _known_lens(self, found: _Round) -> Int32Array | None:
         """Return the lengths if no confidence can change them."""
-        lens = np.where(found.is_alive, found.draft_round.limits, 0).astype(np.int32)
-        if found.decision.reason in _EVERYTHING or not lens.any():
+        lens = found.draft_round.limits
+        if not found.all_alive:
+            lens = np.where(found.is_alive, lens, 0).astype(np.int32)
+        most = int(lens.sum())
+        if found.decision.reason in _EVERYTHING or most == 0:
             return lens
         budget = found.decision.budget
         if self._has_free_budget or budget is None:
             return None
         if budget == 0:
             return np.zeros_like(lens)
-        return lens if budget >= int(lens.sum()) else None
+        return lens if budget >= most else None
 
     def _plan(self, found: _Round) -> VerifyPlan:
         given = self._confidences.of_round(found.draft_round, found.signals)
         least = np.float32(max(_LEAST_CONFIDENCE, _LEAST_SURVIVAL ** (1 / given.shape[1])))
         # The larger of two numbers of which one is NaN is the other one.
         confidences = np.minimum(np.fmax(given, least), _CERTAIN)
-        if not found.is_alive.all():
+        if not found.all_alive:
             confidences[~found.is_alive] = 0.0
         return self.controller.plan(confidences)

@@ -1,9 +1,9 @@
 """What a decode step costs: a measured table, its file, and its fit.
 
 ``T = bias + request(requests) + context(context tokens) + token(E(tokens))``, and with a draft
-pass also ``draft(requests) + draft_context(context tokens)``. ``E`` rounds up to the captured graph
-tier. Curves are linear between knots, constant before the first, and go on with the last slope past
-the last.
+pass also ``draft(requests) + draft_context(context tokens)``, and if a draft is verified
+``window_context(context tokens)``. ``E`` rounds up to the captured graph tier. Curves are linear
+between knots, constant before the first, and go on with the last slope past the last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ __all__ = ["CostTable", "QualityLimits", "StepCost", "StepFit", "StepSample", "f
 
 _FORMAT = "extkv.step_cost.v1"
 
-_CURVES = ("token_us", "request_us", "draft_us", "context_us", "draft_context_us")
+_CURVES = (
+    "token_us",
+    "request_us",
+    "draft_us",
+    "context_us",
+    "draft_context_us",
+    "window_context_us",
+)
 
 Knots = tuple[tuple[int, float], ...]
 
@@ -42,6 +49,8 @@ class CostTable:
         draft_us: The draft pass, over requests.
         context_us: Over the context tokens of all requests together.
         draft_context_us: The draft pass's part of the same.
+        window_context_us: What verification adds over the same: attention of several rows per
+            request reads slower than that of one.
         tiers: Numbers of tokens with a captured graph, rising; none if every size runs as it is.
         source: Where it was measured, for people.
     """
@@ -52,6 +61,7 @@ class CostTable:
     draft_us: Knots = ()
     context_us: Knots = ()
     draft_context_us: Knots = ()
+    window_context_us: Knots = ()
     tiers: tuple[int, ...] = ()
     source: dict[str, str] = field(default_factory=dict)
 
@@ -98,7 +108,7 @@ class QualityLimits:
 
     Attributes:
         min_rise_ratio: Least rise of the token curve over its range.
-        max_repair_ratio: Largest move of a knot by monotone repair.
+        max_repair_ratio: Largest move of a knot by monotone repair; of a fit, of a step.
         max_spread_ratio: Largest spread (p90 - p10) of one step's repeats over their median.
         max_residual_ratio: Largest distance of a measured step from the fit.
     """
@@ -215,7 +225,8 @@ class StepSample:
 
     Attributes:
         num_requests: Requests that decode.
-        num_tokens: All tokens of the step, padding included.
+        num_tokens: All tokens of the step, padding included. A drafting step with more of them than
+            requests verifies.
         drafts: Whether the draft pass ran.
         step_us: Median of the repeats.
         spread_us: p90 - p10 of the repeats.
@@ -228,6 +239,11 @@ class StepSample:
     step_us: float
     spread_us: float = 0.0
     num_context_tokens: int = 0
+
+    @property
+    def num_verified(self) -> int:
+        """Drafts that are verified, padding included; more tokens of a plain step are padding."""
+        return self.num_tokens - self.num_requests if self.drafts else 0
 
 
 @dataclass(frozen=True)
@@ -259,7 +275,8 @@ def fit_step_cost(
 ) -> StepFit:
     """Fit a table to measured steps: a cross product of requests and verify lengths, warm, medians.
 
-    Both steps that draft and steps that do not are needed.
+    Least squares among tables that never fall, relative to a step's time, less where its repeats
+    spread. Both steps that draft and steps that do not are needed.
 
     Raises:
         CostTableError: If the samples are noisy, cannot tell drafting apart, or do not add up.

@@ -53,7 +53,9 @@ class SpeculativeOptions:
             their file; None for 1.
         min_predicted_gain: Least gain to take drafting up again.
         probe_interval: Steps without drafts before one drafts to see whether it would pay.
-        max_probe_interval: The longest such interval, after probes that found no gain.
+        max_probe_interval: The longest such interval, after probes that found no gain; longer where
+            a probe costs more than `max_probe_share`.
+        max_probe_share: What probes may cost, of the time without drafts.
         explore_interval: Drafting steps between two of another shape; 0 for never.
 
     Raises:
@@ -75,6 +77,7 @@ class SpeculativeOptions:
     min_predicted_gain: float = 0.01
     probe_interval: int = 64
     max_probe_interval: int = 512
+    max_probe_share: float = 0.01
     explore_interval: int = 128
 
     def __post_init__(self) -> None:

@@ -110,6 +110,7 @@ def _controlled(
         min_predicted_gain=options.min_predicted_gain,
         probe_interval=options.probe_interval,
         max_probe_interval=options.max_probe_interval,
+        max_probe_share=options.max_probe_share,
         explore_interval=options.explore_interval,
     )
     is_greedy = options.planner == "greedy"

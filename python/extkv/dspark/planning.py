@@ -220,6 +220,7 @@ class SpeculationController:
         min_predicted_gain: float = 0.01,
         probe_interval: int = 64,
         max_probe_interval: int = 512,
+        max_probe_share: float = 0.01,
         explore_interval: int = 128,
     ) -> None:
         """Make a controller; without a cost table everything that is drafted is verified.
@@ -237,7 +238,9 @@ class SpeculationController:
                 worth lately.
             min_predicted_gain: Least gain to take drafting up again.
             probe_interval: Steps without drafts before the first probe.
-            max_probe_interval: Longest interval, after probes that found no gain.
+            max_probe_interval: Longest interval, after probes that found no gain; longer where a
+                probe costs more.
+            max_probe_share: What probes may cost, of the time without drafts.
             explore_interval: Drafting steps between two steps of another shape; 0 for never.
 
         Raises:
@@ -256,6 +259,7 @@ class SpeculationController:
             min_predicted_gain=min_predicted_gain,
             probe_interval=probe_interval,
             max_probe_interval=max_probe_interval,
+            max_probe_share=max_probe_share,
             explore_interval=explore_interval,
         )
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Float32Array = npt.NDArray[np.float32]
     Int64Array = npt.NDArray[np.int64]
 
-__all__ = ["Comparison", "Drift", "World", "compare"]
+__all__ = ["Comparison", "Drift", "World", "compare", "steps_until_return"]
 
 _MAX_ACCEPTANCE = 0.98
 
@@ -82,6 +82,7 @@ class Drift:
             token_us=scaled(table.token_us, self.verify),
             draft_us=scaled(table.draft_us, self.draft),
             draft_context_us=scaled(table.draft_context_us, self.draft),
+            window_context_us=scaled(table.window_context_us, self.verify),
         )
 
 
@@ -193,6 +194,51 @@ def compare(
         scheduled=outcome.num_tokens / outcome.us * 1e6,
         stats=run.controller.stats,
     )
+
+
+def steps_until_return(
+    table: CostTable,
+    world: World,
+    num_requests: int,
+    *,
+    acceptance: float,
+    num_low_steps: int = 1000,
+    planner: PlannerName = "lagged",
+    seed: int = 0,
+    limit: int = 4096,
+) -> int | None:
+    """Return the steps from a rise of acceptance until drafting is taken up again.
+
+    Acceptance is scaled for `num_low_steps`, then it is what it was at first.
+
+    Args:
+        table: What steps cost.
+        world: What drafts are worth.
+        num_requests: Requests at any time.
+        acceptance: Factor on acceptance while it is low.
+        num_low_steps: Steps for which it is.
+        planner: The controller's planner.
+        seed: Of requests, drafts and times.
+        limit: Steps after which to stop waiting; they are returned then.
+
+    Returns:
+        The steps; None if drafting goes on while acceptance is low.
+
+    Raises:
+        CostTableError: If the table cannot be.
+        SpeculationError: If the world has no drafts.
+    """
+    truth = StepCost(table)
+    run = _Run(table, world, num_requests, planner, seed)
+    run.steps(300, truth, Drift())
+    run.steps(num_low_steps, truth, Drift(acceptance=acceptance))
+    if run.controller.is_drafting:
+        return None
+    for number in range(limit):
+        if run.controller.is_drafting:
+            return number
+        run.steps(1, truth, Drift())
+    return limit
 
 
 @dataclass

@@ -61,12 +61,28 @@ fn the_ratio_forgets_and_ignores_what_cannot_be() {
     assert!((ratio.value() - 0.5).abs() < 0.01, "{}", ratio.value());
     (0..500).for_each(|_| ratio.observe(100.0, 100.0));
     assert!((ratio.value() - 1.0).abs() < 0.01, "{}", ratio.value());
-    ratio.weaken();
+    ratio.weaken(1e9);
     assert!((ratio.value() - 1.0).abs() < 0.01, "{}", ratio.value());
     ratio.observe(64.0, 0.0);
     assert!((ratio.value() - 0.5).abs() < 0.01, "{}", ratio.value());
     (0..500).for_each(|_| ratio.observe(1.0, 100.0));
-    assert_eq!(ratio.value(), 2.0);
+    assert_eq!(ratio.value(), 8.0);
+}
+
+#[test]
+fn a_probe_weighs_about_as_much_as_what_was_known_before() {
+    for predicted in [10.0, 60.0] {
+        let mut ratio = AcceptanceRatio::default();
+        (0..200).for_each(|_| ratio.observe(100.0, 100.0));
+        ratio.weaken(predicted);
+        ratio.observe(predicted, 3.0 * predicted);
+        assert!((ratio.value() - 2.0).abs() < 0.1, "{predicted} {}", ratio.value());
+    }
+    // One that predicts next to nothing says next to nothing: chance would count most.
+    let mut ratio = AcceptanceRatio::default();
+    ratio.weaken(0.1);
+    ratio.observe(0.1, 1.0);
+    assert!(ratio.value() < 1.2, "{}", ratio.value());
 }
 
 proptest! {

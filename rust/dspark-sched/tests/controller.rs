@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use dspark_sched::StepId;
 use dspark_sched::controller::{
     ControllerSettings, DecisionReason, DraftGate, GateSettings, GateState, PlannerKind,
-    SpeculationController, StepReport,
+    ProbeOutlook, SpeculationController, StepReport,
 };
 use dspark_sched::step_cost::{CostScale, CostTable, Drafting, Knot, StepCost, StepLoad};
 use dspark_sched::verify_plan::PlanError;
@@ -114,6 +114,39 @@ fn drafts_that_are_never_accepted_are_given_up_and_probed() {
     // Then the head is right again: probes find out.
     let reports = run_many(&mut controller, 1000..6000, 4, 0.9, 1.0);
     assert!(drafting_share(&reports[4000..]) > 0.9, "{}", drafting_share(&reports[4000..]));
+}
+
+#[test]
+fn a_probe_verifies_whole_windows_of_some_requests_in_turns() {
+    for planner in [PlannerKind::Lagged, PlannerKind::Greedy] {
+        let mut controller = controller(planner);
+        let load = StepLoad::of_requests(512);
+        let rows = slot_rows(512, 1);
+        let mut probes = Vec::new();
+        let mut num_steps = 0;
+        while probes.len() < 3 {
+            num_steps += 1;
+            let decision = controller.decide(StepId(num_steps), &rows, load, None, None).unwrap();
+            let mut lens = Vec::new();
+            if decision.drafts {
+                lens = controller.plan(&[0.3; 512 * NUM_DRAFTS]).unwrap().verify_lens.clone();
+            }
+            let drafting = if decision.drafts { Drafting::Paid } else { Drafting::Skipped };
+            let us = KNEE.step_us(&load, lens.iter().sum(), drafting);
+            controller.observe(&vec![0; lens.len()], Some(us)).unwrap();
+            if decision.reason == DecisionReason::Probe {
+                assert_eq!(decision.budget, Some(lens.iter().sum()));
+                probes.push(lens);
+            }
+        }
+        for lens in &probes {
+            assert!(lens.iter().sum::<u32>() >= 64, "{planner:?}");
+            assert!(lens.iter().filter(|&&len| len > 0 && len < 3).count() <= 1);
+        }
+        let probed = |row: usize| probes.iter().filter(|lens| lens[row] > 0).count();
+        assert!((0..512).all(|row| probed(row) <= 1), "{planner:?}");
+        assert!(probes[0][0] > 0);
+    }
 }
 
 #[test]
@@ -295,26 +328,98 @@ fn settings_that_cannot_be_are_refused() {
         (gate(|gate| gate.min_predicted_gain = f64::NAN), "min_predicted_gain is NaN"),
         (gate(|gate| gate.probe_interval = 0), "probe_interval is 0"),
         (gate(|gate| gate.max_probe_interval = 1), "max_probe_interval is 1"),
+        (gate(|gate| gate.max_probe_share = 0.0), "max_probe_share is 0"),
+        (gate(|gate| gate.max_probe_share = 1.5), "max_probe_share is 1.5"),
+        (gate(|gate| gate.max_probe_share = f64::NAN), "max_probe_share is NaN"),
     ] {
         let error = SpeculationController::new(settings, None).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 }
 
-#[test]
-fn a_gate_probes_at_doubling_intervals_and_explores_in_turns() {
+fn gate(max_probe_share: f64) -> DraftGate {
     let settings = GateSettings {
         min_predicted_gain: 0.05,
         probe_interval: 2,
         max_probe_interval: 4,
+        max_probe_share,
         explore_interval: 3,
     };
-    let mut gate = DraftGate::new(settings).unwrap();
-    let mut states = |gain, num: usize| (0..num).map(|_| gate.decide(gain)).collect::<Vec<_>>();
+    DraftGate::new(settings).unwrap()
+}
+
+#[test]
+fn a_gate_probes_at_doubling_intervals_and_explores_in_turns() {
+    let mut gate = gate(1.0);
+    let mut states = |gain, num: usize| {
+        (0..num).map(|_| gate.decide(gain, ProbeOutlook::default)).collect::<Vec<_>>()
+    };
     use GateState::{Closed, ExploreHalf, ExploreSkip, Open, Probe};
     assert_eq!(states(0.2, 6), [Open, Open, ExploreSkip, Open, Open, ExploreHalf]);
     assert_eq!(states(0.01, 1), [Open], "an open gate stays open while anything is gained");
     assert_eq!(states(0.0, 7), [Closed, Probe, Closed, Closed, Closed, Probe, Closed]);
-    assert_eq!(states(0.04, 2), [Closed, Closed], "a closed gate asks for the least gain");
+    assert_eq!(states(0.01, 2), [Closed, Closed], "a closed gate asks for the least gain");
     assert_eq!(states(0.05, 1), [Open]);
+}
+
+#[test]
+fn a_probe_waits_until_steps_without_drafts_have_paid_for_it() {
+    let mut gate = gate(0.125);
+    // Of 5 plain steps: 40 at an eighth.
+    let price = || ProbeOutlook { plain_us: 10.0, extra_us: 50.0, worth: 1.0 };
+    let is_probe: Vec<bool> =
+        (0..500).map(|_| gate.decide(-0.5, price) == GateState::Probe).collect();
+    let probes: Vec<usize> = (0..500).filter(|&step| is_probe[step]).collect();
+    assert_eq!(probes.first(), Some(&39));
+    assert!(probes.array_windows().all(|[before, next]| next - before == 40), "{probes:?}");
+}
+
+#[test]
+fn time_without_probes_pays_for_a_row_of_them() {
+    let settings = GateSettings {
+        probe_interval: 8,
+        max_probe_interval: 800,
+        max_probe_share: 0.125,
+        ..GateSettings::default()
+    };
+    let mut gate = DraftGate::new(settings).unwrap();
+    // A probe of a plain step: 8 steps pay for it.
+    let mut next = |worth: f64| {
+        let outlook = || ProbeOutlook { plain_us: 8.0, extra_us: 8.0, worth };
+        (1..2000).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap()
+    };
+    let first: Vec<usize> = (0..9).map(|_| next(1.0)).collect();
+    assert_eq!(first, [8, 16, 32, 64, 128, 256, 512, 800, 800]);
+    // 16 are paid for, and one more in every row of 8 steps.
+    let row: Vec<usize> = (1..30).map(|power| next(1.5_f64.powi(power))).collect();
+    assert!(row.iter().all(|&steps| steps == 8), "{row:?}");
+}
+
+#[test]
+fn good_news_ask_for_the_next_probe_soon() {
+    let settings =
+        GateSettings { probe_interval: 16, max_probe_interval: 64, ..GateSettings::default() };
+    let mut gate = DraftGate::new(settings).unwrap();
+    let mut next_probe = |worth: f64| {
+        let outlook = || ProbeOutlook { plain_us: 100.0, extra_us: 1.0, worth };
+        (1..99).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap()
+    };
+    assert_eq!([1.0, 1.0, 0.9, 1.0].map(&mut next_probe), [16, 32, 64, 64]);
+    // Each probe brings more than the one before, until one does not.
+    assert_eq!([1.3, 1.7, 3.0, 3.1, 3.1, 3.1].map(&mut next_probe), [8, 8, 8, 16, 32, 64]);
+}
+
+#[test]
+fn a_short_opening_does_not_make_probes_more_frequent() {
+    let settings =
+        GateSettings { probe_interval: 4, max_probe_interval: 16, ..GateSettings::default() };
+    let mut gate = DraftGate::new(settings).unwrap();
+    let closed = |gate: &mut DraftGate| {
+        (1..99).find(|_| gate.decide(-0.5, ProbeOutlook::default) == GateState::Probe).unwrap()
+    };
+    assert_eq!([closed(&mut gate), closed(&mut gate), closed(&mut gate)], [4, 8, 16]);
+    gate.decide(0.5, ProbeOutlook::default);
+    assert_eq!(closed(&mut gate), 16);
+    (0..4).for_each(|_| assert_eq!(gate.decide(0.5, ProbeOutlook::default), GateState::Open));
+    assert_eq!(closed(&mut gate), 4);
 }

@@ -5,8 +5,8 @@
 mod speculation;
 
 use dspark_sched::step_cost::{
-    CostError, CostTable, CostTracker, Curve, Drafting, Knot, QualityLimits, StepCost, StepLoad,
-    StepSample, fit_step_cost, repaired,
+    CostError, CostScale, CostTable, CostTracker, Curve, Drafting, Knot, QualityLimits, StepCost,
+    StepLoad, StepSample, fit_step_cost, repaired,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -55,6 +55,22 @@ fn parts_add_up() {
     assert_eq!(load.num_base_tokens(), 11);
     assert_eq!(cost.step_us(&load, 5, Drafting::Skipped), 100.0 + 7.0 + 5.0 + 20.0);
     assert_eq!(cost.step_us(&load, 5, Drafting::Paid), 132.0 + 57.0 + 0.5);
+}
+
+#[test]
+fn the_first_draft_verified_pays_for_windows() {
+    let window_context_us = vec![Knot(0, 0.0), Knot(1000, 4.0)];
+    let cost = StepCost::new(CostTable { window_context_us, ..table() }).unwrap();
+    let load = StepLoad { num_requests: 8, num_other_tokens: 0, num_context_tokens: 500 };
+    let us = |cost: &StepCost, num_drafts| cost.step_us(&load, num_drafts, Drafting::Paid);
+    let without = StepCost::new(table()).unwrap();
+    assert_eq!(us(&cost, 0), us(&without, 0));
+    assert_eq!([us(&cost, 1), us(&cost, 9)], [1, 9].map(|num| us(&without, num) + 2.0));
+    // They drift with the tokens that are verified.
+    let scale = CostScale { verify: 1.5, ..CostScale::default() };
+    let scaled = |cost: &StepCost| cost.times(&load, scale, Drafting::Paid).at(1);
+    assert_eq!(scaled(&cost), scaled(&without) + 3.0);
+    assert_eq!(us(&cost.envelope(), 0), us(&without.envelope(), 0) + 2.0);
 }
 
 #[test]

@@ -265,6 +265,26 @@ fn on_tiers_the_greedy_planner_passes_the_first_stair_and_fills_the_last() {
 }
 
 #[test]
+fn on_tiers_the_greedy_planner_passes_the_stair_of_windows() {
+    // Verifying anything reads the context slower, which no draft alone is worth.
+    let window_context_us = vec![Knot(0, 0.0), Knot(100, 6.0)];
+    let table = CostTable { window_context_us, ..tiered().table() };
+    let cost = StepCost::new(table).unwrap();
+    let envelope = cost.envelope();
+    let survival = survival_of(&[&[0.9, 0.5, 0.1]; 4].map(|row| row.as_slice()));
+    let load = StepLoad { num_requests: 4, num_other_tokens: 0, num_context_tokens: 50 };
+    let batch = DraftBatch { survival: &survival, limits: None, load };
+    let mut planner = VerifyPlanner::new(4, 3).unwrap();
+    let (cost, envelope) = (PlanCost::new(&cost), PlanCost::new(&envelope));
+    assert_eq!(planner.greedy(&batch, &cost, None).unwrap().verify_lens, [0; 4]);
+    let plan = planner.greedy_on_tiers(&batch, &cost, &envelope, None).unwrap();
+    assert_eq!(plan.verify_lens, [1; 4]);
+    // A budget from history knows the stair, and that it pays.
+    let rule = BudgetRule::default();
+    assert_eq!(planner.budget(&batch, &cost, &rule).unwrap().num_drafts, 4);
+}
+
+#[test]
 fn other_tokens_of_the_step_count() {
     let survival = survival_of(&[&[0.9; 3]]);
     let cost = tiered();

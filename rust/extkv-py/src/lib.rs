@@ -33,10 +33,10 @@ mod _extkv {
     };
     #[pymodule_export]
     use super::sched::{
-        PyAcceptanceModel, PyDecision, PyOnlineTemperatures, PyPlan, PyScheduler,
-        PySpeculationController, PyStepCost, PyStepOutput, PyStepReport, PyTemperatureFit,
-        PyTemperatures, PyVerifyPlan, PyVerifyPlanner, check_pairing, fit_step_cost,
-        fit_temperatures,
+        PyAcceptanceModel, PyAcceptanceRates, PyDecision, PyOnlineTemperatures, PyPlan,
+        PyScheduler, PySpeculationController, PyStepCost, PyStepOutput, PyStepReport,
+        PyTemperatureFit, PyTemperatures, PyVerifyPlan, PyVerifyPlanner, check_pairing,
+        fit_step_cost, fit_temperatures,
     };
     #[pymodule_export]
     use super::sizing::{

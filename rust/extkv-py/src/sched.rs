@@ -23,7 +23,7 @@ pub(crate) use calibration::{
 };
 pub(crate) use controller::{PyDecision, PySpeculationController, PyStepReport};
 pub(crate) use cost::{PyStepCost, fit_step_cost};
-pub(crate) use estimator::PyAcceptanceModel;
+pub(crate) use estimator::{PyAcceptanceModel, PyAcceptanceRates};
 pub(crate) use output::PyStepOutput;
 pub(crate) use plan::PyPlan;
 pub(crate) use planner::{PyVerifyPlan, PyVerifyPlanner};

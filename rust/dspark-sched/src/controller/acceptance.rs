@@ -14,9 +14,12 @@ const RATIO_PRIOR: f64 = 64.0;
 /// Predicted drafts that the ratio lately, and the usual one, remember at most.
 const MEMORY: f64 = 256.0;
 const USUAL_MEMORY: f64 = 16_384.0;
-/// The same of the ratio lately when a probe begins: it must be able to say something new.
-const PROBE_MEMORY: f64 = 64.0;
-const MAX_RATIO: f64 = 2.0;
+/// The same of the ratio lately when a probe ends, which must be able to say something new: as much as
+/// the probe predicts, within these.
+const PROBE_MEMORY: [f64; 2] = [8.0, 64.0];
+/// Far above 1: after acceptance has risen, a model of confidences learns little from probes, and the
+/// ratio alone must show it.
+const MAX_RATIO: f64 = 8.0;
 
 /// How many drafts of a request have about which survival.
 #[derive(Debug, Clone)]
@@ -52,6 +55,12 @@ impl SurvivalDensity {
         for (bin, fresh) in self.bins.iter_mut().zip(&self.fresh) {
             *bin = [past * bin[0] + share * fresh[0], past * bin[1] + share * fresh[1]];
         }
+    }
+
+    /// Drafts of a request that should be accepted if all are verified.
+    #[must_use]
+    pub fn num_likely(&self) -> f64 {
+        self.bins.iter().map(|bin| bin[1]).sum()
     }
 
     /// The best number of drafts for a load, and what it should bring.
@@ -125,22 +134,23 @@ impl Default for AcceptanceRatio {
 }
 
 impl AcceptanceRatio {
-    /// The ratio lately, between 0 and 2.
+    /// The ratio lately, between 0 and 8.
     #[must_use]
     pub fn value(&self) -> f64 {
         self.lately.ratio()
     }
 
-    /// The ratio that was usual, between 0 and 2.
+    /// The ratio that was usual, between 0 and 8.
     #[must_use]
     pub fn usual(&self) -> f64 {
         self.usual.ratio()
     }
 
-    /// Keeps the ratio, but as if it came from few drafts: what was learnt before a pause weighs no
-    /// more than a probe.
-    pub fn weaken(&mut self) {
-        self.lately.forget(PROBE_MEMORY);
+    /// Keeps the ratio, but as if it came from few drafts: what was learnt before a pause weighs about
+    /// as much as a probe that predicts so many.
+    pub fn weaken(&mut self, predicted: f64) {
+        let [least, most] = PROBE_MEMORY;
+        self.lately.forget(predicted.max(least).min(most));
     }
 
     /// Counts one step's verified drafts: the sum of their survivals, and how many were accepted.

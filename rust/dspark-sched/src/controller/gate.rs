@@ -1,10 +1,18 @@
 //! Fallback to no drafts, and the way back.
 //!
-//! The gate sees predicted gains, which are history. Closed, it lets a probe through now and then, at
-//! doubling intervals, since without drafts nothing is learnt about them. Open, it asks now and then
-//! for a step of another shape, so that the parts of the cost stay known apart.
+//! The gate sees predicted gains, which are history. Closed, it lets a probe through now and then,
+//! since without drafts nothing is learnt about them: not before the time without drafts has paid for
+//! it, and at intervals that double while probes find nothing new. Open, it asks now and then for a
+//! step of another shape, so that the parts of the cost stay known apart.
 
 use crate::verify_plan::PlanError;
+
+/// A rise of what drafts are worth after a probe that asks for the next one soon.
+const GOOD_NEWS: f64 = 1.25;
+/// Steps to the probe after one with good news: late enough to know what that one brought.
+const FOLLOW_UP_INTERVAL: u32 = 8;
+/// Probes that may be paid for in advance: a row of good news uses them up.
+const MAX_NUM_SAVED_PROBES: f64 = 16.0;
 
 /// When to fall back and when to look again.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,8 +21,10 @@ pub struct GateSettings {
     pub min_predicted_gain: f64,
     /// Steps without drafts before the first probe.
     pub probe_interval: u32,
-    /// Longest interval, after probes that found no gain.
+    /// Longest interval, after probes that found no gain; longer where a probe costs more.
     pub max_probe_interval: u32,
+    /// What probes may cost, of the time without drafts.
+    pub max_probe_share: f64,
     /// Drafting steps between two steps of another shape; 0 for never.
     pub explore_interval: u32,
 }
@@ -25,6 +35,7 @@ impl Default for GateSettings {
             min_predicted_gain: 0.01,
             probe_interval: 64,
             max_probe_interval: 512,
+            max_probe_share: 0.01,
             explore_interval: 128,
         }
     }
@@ -36,6 +47,11 @@ impl GateSettings {
         if !(found.is_finite() && found >= 0.0) {
             let expected = "a finite number of at least 0";
             return Err(PlanError::OutOfRange { name: "min_predicted_gain", found, expected });
+        }
+        let found = self.max_probe_share;
+        if !(found > 0.0 && found <= 1.0) {
+            let expected = "above 0 and at most 1";
+            return Err(PlanError::OutOfRange { name: "max_probe_share", found, expected });
         }
         if self.probe_interval == 0 {
             return Err(PlanError::Zero { name: "probe_interval" });
@@ -63,13 +79,29 @@ pub enum GateState {
     ExploreHalf,
 }
 
+/// What a probe costs, and what is thought of drafts before it.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ProbeOutlook {
+    /// Time of the step without drafts.
+    pub plain_us: f64,
+    /// What a probe takes beyond that.
+    pub extra_us: f64,
+    /// Drafts of a request that would be accepted if all were verified.
+    pub worth: f64,
+}
+
 /// Decides step by step.
 #[derive(Debug, Clone)]
 pub struct DraftGate {
     settings: GateSettings,
     is_open: bool,
     num_steps: u32,
+    num_open_steps: u32,
     interval: u32,
+    /// What probes may cost by now.
+    saved_us: f64,
+    /// What drafts were worth when the last probe was made.
+    worth_before_probe: Option<f64>,
     explores_half: bool,
 }
 
@@ -81,7 +113,16 @@ impl DraftGate {
     pub fn new(settings: GateSettings) -> Result<Self, PlanError> {
         settings.check()?;
         let interval = settings.probe_interval;
-        Ok(Self { settings, is_open: true, num_steps: 0, interval, explores_half: false })
+        Ok(Self {
+            settings,
+            is_open: true,
+            num_steps: 0,
+            num_open_steps: 0,
+            interval,
+            saved_us: 0.0,
+            worth_before_probe: None,
+            explores_half: false,
+        })
     }
 
     /// Whether drafting pays at present.
@@ -90,20 +131,36 @@ impl DraftGate {
         self.is_open
     }
 
-    /// Decides a step from the gain that history predicts for it.
-    pub fn decide(&mut self, predicted_gain: f64) -> GateState {
+    /// Decides a step from the gain that history predicts for it. `probe` is asked for while the gate
+    /// is closed.
+    pub fn decide(
+        &mut self,
+        predicted_gain: f64,
+        probe: impl FnOnce() -> ProbeOutlook,
+    ) -> GateState {
         let least = if self.is_open { 0.0 } else { self.settings.min_predicted_gain };
         let pays = predicted_gain > 0.0 && predicted_gain >= least;
         if pays != self.is_open {
-            self.is_open = pays;
-            self.num_steps = 0;
-            self.interval = self.settings.probe_interval;
+            self.turn(pays);
         }
         self.num_steps += 1;
-        if pays { self.open_step() } else { self.closed_step() }
+        if pays { self.open_step() } else { self.closed_step(probe()) }
+    }
+
+    fn turn(&mut self, opens: bool) {
+        // What soon turns out to be a mistake is no reason to look more often.
+        if self.num_open_steps >= self.settings.probe_interval {
+            self.interval = self.settings.probe_interval;
+        }
+        self.is_open = opens;
+        self.num_steps = 0;
+        self.num_open_steps = 0;
+        self.saved_us = 0.0;
+        self.worth_before_probe = None;
     }
 
     fn open_step(&mut self) -> GateState {
+        self.num_open_steps = self.num_open_steps.saturating_add(1);
         if self.settings.explore_interval == 0 || self.num_steps < self.settings.explore_interval {
             return GateState::Open;
         }
@@ -112,12 +169,22 @@ impl DraftGate {
         if self.explores_half { GateState::ExploreSkip } else { GateState::ExploreHalf }
     }
 
-    fn closed_step(&mut self) -> GateState {
-        if self.num_steps < self.interval {
+    fn closed_step(&mut self, probe: ProbeOutlook) -> GateState {
+        let saved_us = self.saved_us + self.settings.max_probe_share * probe.plain_us;
+        self.saved_us = saved_us.min(MAX_NUM_SAVED_PROBES * probe.extra_us);
+        let is_good_news = |before| probe.worth >= GOOD_NEWS * before && probe.worth > 0.0;
+        if self.worth_before_probe.is_some_and(is_good_news) {
+            self.interval = FOLLOW_UP_INTERVAL.min(self.settings.probe_interval);
+            self.worth_before_probe = None;
+        }
+        if self.num_steps < self.interval || self.saved_us < probe.extra_us {
             return GateState::Closed;
         }
         self.num_steps = 0;
-        self.interval = self.interval.saturating_mul(2).min(self.settings.max_probe_interval);
+        self.saved_us -= probe.extra_us;
+        self.worth_before_probe = Some(probe.worth);
+        let doubled = self.interval.max(self.settings.probe_interval / 2).saturating_mul(2);
+        self.interval = doubled.min(self.settings.max_probe_interval);
         GateState::Probe
     }
 }

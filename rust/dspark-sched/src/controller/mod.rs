@@ -9,6 +9,7 @@
 //! | `settings` | what may be chosen |
 //! | `acceptance` | what drafts were worth lately, over all requests |
 //! | `gate` | fallback to no drafts, probes, return |
+//! | `probe` | how little a probe verifies |
 //! | `in_flight` | steps decided and not yet observed |
 //! | `report` | decisions, reports, counters |
 //! | `speculation` | the controller |
@@ -16,12 +17,13 @@
 mod acceptance;
 mod gate;
 mod in_flight;
+mod probe;
 mod report;
 mod settings;
 mod speculation;
 
 pub use acceptance::{AcceptanceRatio, SurvivalDensity};
-pub use gate::{DraftGate, GateSettings, GateState};
+pub use gate::{DraftGate, GateSettings, GateState, ProbeOutlook};
 pub use report::{ControllerStats, Decision, DecisionReason, StepReport};
 pub use settings::{ControllerSettings, PlannerKind};
 pub use speculation::SpeculationController;

@@ -1,8 +1,9 @@
 //! The controller: history, planner, gate, cost drift and acceptance in one loop.
 
 use super::acceptance::{AcceptanceRatio, SurvivalDensity};
-use super::gate::{DraftGate, GateState};
+use super::gate::{DraftGate, GateState, ProbeOutlook};
 use super::in_flight::{Step, StepsInFlight};
+use super::probe::{Probe, keep_windows, probe_of};
 use super::report::{ControllerStats, Decision, DecisionReason, StepReport};
 use super::settings::{ControllerSettings, PlannerKind};
 use crate::confidence::survival;
@@ -33,6 +34,8 @@ pub struct SpeculationController {
     steps: StepsInFlight,
     last_step: Option<StepId>,
     is_fresh_start: bool,
+    /// The request whose window the next probe verifies first.
+    next_probed: usize,
     past: Vec<f32>,
     stats: ControllerStats,
 }
@@ -59,6 +62,7 @@ impl SpeculationController {
             steps: StepsInFlight::new(settings.lag as usize, num_slots, num_drafts),
             last_step: None,
             is_fresh_start: true,
+            next_probed: 0,
             past: Vec::with_capacity(num_cells),
             stats: ControllerStats::default(),
         })
@@ -102,6 +106,9 @@ impl SpeculationController {
         }
         let decided = self.decision(&load, &step.limits, max_num_drafts);
         if let Ok(decision) = decided {
+            if let (DecisionReason::Probe, Some(budget)) = (decision.reason, decision.budget) {
+                self.next_probed = keep_windows(&mut step.limits, self.next_probed, budget);
+            }
             step.rows.clear();
             step.rows.extend_from_slice(rows);
             self.last_step = Some(step_id);
@@ -140,6 +147,10 @@ impl SpeculationController {
         let envelope = plan_cost(self.envelope.as_ref(), scale, &self.ratio);
         let planner = &mut self.planner;
         let plan = match (self.settings.planner, step.decision.budget, &cost, &envelope) {
+            // Its limits say what it verifies.
+            (.., cost, _) if step.decision.reason == DecisionReason::Probe => {
+                planner.fixed(&batch, u32::MAX, cost.as_ref())
+            }
             (PlannerKind::Greedy, budget, Some(cost), Some(envelope)) => {
                 if self.settings.fill_tier {
                     planner.greedy_on_tiers(&batch, cost, envelope, budget)
@@ -180,10 +191,11 @@ impl SpeculationController {
             Drafting::Paid => {
                 check_accepted(num_accepted, &step.verify_lens)?;
                 let accepted: u32 = num_accepted.iter().sum();
+                let promised = promised(step, self.settings.num_drafts);
                 if step.decision.reason == DecisionReason::Probe {
-                    self.ratio.weaken();
+                    self.ratio.weaken(promised);
                 }
-                self.ratio.observe(promised(step, self.settings.num_drafts), f64::from(accepted));
+                self.ratio.observe(promised, f64::from(accepted));
                 step.plan
             }
             Drafting::Skipped => {
@@ -285,7 +297,11 @@ impl SpeculationController {
         let usual = PlanCost { acceptance_ratio: self.ratio.usual(), ..cost };
         let in_flux = was_open && expected.gain <= 0.0;
         let usual_gain = if in_flux { self.density.best(load, &usual, limit).1.gain } else { 0.0 };
-        let gate = self.gate.decide(expected.gain.max(usual_gain));
+        let gate = self.gate.decide(expected.gain.max(usual_gain), || {
+            let Probe { plain_us, extra_us, .. } = probe_of(load, &cost, limit);
+            let worth = self.density.num_likely() * self.ratio.value();
+            ProbeOutlook { plain_us, extra_us, worth }
+        });
         self.stats.num_fallbacks += u64::from(was_open && !self.gate.is_open());
         self.stats.num_returns += u64::from(!was_open && self.gate.is_open());
         let (drafts, reason) = match gate {
@@ -301,16 +317,15 @@ impl SpeculationController {
         }
         self.is_fresh_start |= gate == GateState::Probe;
         let budget = match self.settings.planner {
-            // Algorithm 1 finds its own number; a probe of it learns from confidences alone. On
-            // tiers it may overshoot into one that history does not pay for: that bounds it.
-            PlannerKind::Greedy if self.settings.fill_tier && gate != GateState::Probe => {
-                filled(load, &cost, pooled, limit)
-            }
+            _ if gate == GateState::Probe => probe_of(load, &cost, limit).num_drafts,
+            // Algorithm 1 finds its own number. On tiers it may overshoot into one that history does
+            // not pay for: that bounds it.
+            PlannerKind::Greedy if self.settings.fill_tier => filled(load, &cost, pooled, limit),
             PlannerKind::Greedy => limit,
             _ => {
                 let limits = Some(limits);
                 let past = DraftBatch { survival: &self.past, limits, load: *load };
-                let learns = gate == GateState::Probe || usual_gain > 0.0;
+                let learns = usual_gain > 0.0;
                 let inputs = BudgetInputs { past, cost: &cost, limit, pooled, learns, gate };
                 budget(&mut self.planner, &self.settings, &inputs)?
             }

@@ -14,10 +14,13 @@
 //! | `features` | what a model may look at |
 //! | `irls` | the fit of one logistic model |
 //! | `model` | the online estimator |
+//! | `rates` | rates of acceptance, which need nothing of the drafter |
 
 mod features;
 mod irls;
 mod model;
+mod rates;
 
 pub use features::{FeatureBatch, FeatureSet};
 pub use model::{AcceptanceModel, EstimatorError, EstimatorSettings, RefitReport};
+pub use rates::AcceptanceRates;

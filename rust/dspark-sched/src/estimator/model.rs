@@ -4,10 +4,11 @@
 //! that trimmed windows do not bias the conditional confidence.
 
 use super::features::{FeatureBatch, FeatureSet, NUM_FEATURES};
-use super::irls::{Coefficients, Trial, fit, logit, mean_loss};
+use super::irls::{Coefficients, Trial, fit, mean_loss};
+use crate::ids::SlotId;
 
-const MAX_NUM_DRAFTS: usize = 1 << 12;
-const MAX_NUM_REQUESTS: usize = 1 << 20;
+pub(super) const MAX_NUM_DRAFTS: usize = 1 << 12;
+pub(super) const MAX_NUM_REQUESTS: usize = 1 << 20;
 const MAX_CAPACITY: usize = 1 << 22;
 
 /// Sizes of an estimator.
@@ -57,6 +58,14 @@ pub enum EstimatorError {
         found: f64,
         /// The range.
         expected: &'static str,
+    },
+    /// A slot that the estimator has no place for.
+    #[error("slot {} is unknown: there are {num_slots}", slot_id.0)]
+    UnknownSlot {
+        /// The slot.
+        slot_id: SlotId,
+        /// Slots there are.
+        num_slots: usize,
     },
     /// More accepted drafts than verified, or more verified than drawn.
     #[error("row {row} accepts {num_accepted} and verifies {num_verified} of {num_drafts} drafts")]
@@ -187,11 +196,9 @@ impl AcceptanceModel {
     ) -> Result<(), EstimatorError> {
         self.check(batch)?;
         check_length("confidences", confidences.len(), batch.num_requests * self.num_drafts)?;
-        for (row, out) in confidences.chunks_exact_mut(self.num_drafts).enumerate() {
-            for (position, out) in out.iter_mut().enumerate() {
-                let features = self.features.of(batch, self.num_drafts, row, position);
-                *out = narrowed(crate::calibration::sigmoid(logit(&self.coefficients, &features)));
-            }
+        self.features.logits(batch, self.num_drafts, &self.coefficients, confidences);
+        for confidence in confidences {
+            *confidence = 1.0 / (1.0 + (-*confidence).exp());
         }
         Ok(())
     }
@@ -212,20 +219,7 @@ impl AcceptanceModel {
         self.check(batch)?;
         check_length("num_verified", num_verified.len(), batch.num_requests)?;
         check_length("num_accepted", num_accepted.len(), batch.num_requests)?;
-        for (row, (&num_verified, &num_accepted)) in
-            num_verified.iter().zip(num_accepted).enumerate()
-        {
-            if num_accepted > num_verified || num_verified as usize > self.num_drafts {
-                let num_drafts = self.num_drafts;
-                let error = EstimatorError::AcceptedPastWindow {
-                    row,
-                    num_accepted,
-                    num_verified,
-                    num_drafts,
-                };
-                return Err(error);
-            }
-        }
+        check_windows(num_verified, num_accepted, self.num_drafts)?;
         for (row, (&verified, &accepted)) in num_verified.iter().zip(num_accepted).enumerate() {
             for position in 0..verified.min(accepted + 1) {
                 let position = position as usize;
@@ -272,12 +266,28 @@ impl AcceptanceModel {
     }
 }
 
-fn check_length(name: &'static str, found: usize, expected: usize) -> Result<(), EstimatorError> {
-    let error = EstimatorError::WrongLength { name, found, expected };
-    if found == expected { Ok(()) } else { Err(error) }
+pub(super) fn check_windows(
+    num_verified: &[u32],
+    num_accepted: &[u32],
+    num_drafts: usize,
+) -> Result<(), EstimatorError> {
+    let mut rows = num_verified.iter().zip(num_accepted).enumerate();
+    let is_wrong = |&(_, (&verified, &accepted)): &(usize, (&u32, &u32))| {
+        accepted > verified || verified as usize > num_drafts
+    };
+    match rows.find(is_wrong) {
+        None => Ok(()),
+        Some((row, (&num_verified, &num_accepted))) => {
+            Err(EstimatorError::AcceptedPastWindow { row, num_accepted, num_verified, num_drafts })
+        }
+    }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a probability")]
-fn narrowed(value: f64) -> f32 {
-    value as f32
+pub(super) fn check_length(
+    name: &'static str,
+    found: usize,
+    expected: usize,
+) -> Result<(), EstimatorError> {
+    let error = EstimatorError::WrongLength { name, found, expected };
+    if found == expected { Ok(()) } else { Err(error) }
 }

@@ -103,6 +103,22 @@ pub enum CostError {
         /// Largest ratio accepted.
         limit: f64,
     },
+    /// Measured steps that fall where a table may not.
+    #[error(
+        "the steps are too noisy for a monotone table, since larger ones took less: one of \
+         {num_requests} requests and {num_tokens} tokens would be {ratio:.3} of its time off, the \
+         limit is {limit}; measure with more repeats"
+    )]
+    FallingSteps {
+        /// Requests of the step.
+        num_requests: u32,
+        /// Tokens of the step.
+        num_tokens: u32,
+        /// Distance of the best table that never falls from the best one that may, over the time.
+        ratio: f64,
+        /// Largest ratio accepted.
+        limit: f64,
+    },
     /// Measured steps that the additive form does not describe.
     #[error(
         "a step of {num_requests} requests and {num_tokens} tokens took {step_us} us, the fit \

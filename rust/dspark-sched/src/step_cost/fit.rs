@@ -1,28 +1,40 @@
 //! A cost table from measured steps of many shapes.
 //!
-//! Backfitting: each part in turn takes the mean of what the others leave unexplained, until
-//! nothing moves. Every step counts by its relative error: a large batch varies by more microseconds
-//! than a small one takes. The parts are told apart because different numbers of requests reach the same
-//! number of tokens, and because some steps draft and some do not. Measure a cross product of
-//! requests and verify lengths, with acceptance pinned, and use medians of warm repeats.
+//! Least squares among tables that never fall: every rise of a curve from one knot to the next is a
+//! coefficient of at least 0, and so are the level and the slopes over the context. All are found at
+//! once. A fit that may fall and is repaired afterwards is worse: where steps tell two parts badly
+//! apart, it sends one up and the other down, and the repair of one alone undoes half of that.
+//!
+//! Every step counts by its error relative to its time, a large batch varies by more microseconds
+//! than a small one takes, and less where its repeats spread. The parts are told apart because
+//! different numbers of requests reach the same number of tokens, and because some steps draft and
+//! some do not. Measure a cross product of requests and verify lengths, with acceptance pinned, and
+//! use medians of warm repeats.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use super::curve::Knot;
 use super::error::CostError;
+use super::least_squares::{NormalEquations, dot};
 use super::step::{Drafting, StepCost, StepLoad};
 use super::table::{CostTable, QualityLimits};
 
-const MAX_NUM_SWEEPS: usize = 2000;
-/// Sweeps end when no part moves by more than this share of the mean step.
-const TOLERANCE: f64 = 1e-6;
+/// What an additive table leaves open of a step, of its time.
+const MODEL_ERROR: f64 = 0.02;
+/// Standard error of a median of a dozen repeats, of their spread: 1.25 σ / √12, and p90 - p10 is
+/// 2.56 σ.
+const MEDIAN_ERROR: f64 = 0.14;
+/// Draws parts that the steps cannot tell apart to 0.
+const RIDGE: f64 = 1e-10;
+/// The same of a slope: contexts that hardly differ say nothing about it.
+const SLOPE_RIDGE: f64 = 1e-4;
 
 /// One shape of step and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepSample {
     /// Requests that decode.
     pub num_requests: u32,
-    /// All tokens of the step, padding included.
+    /// All tokens of the step, padding included. A drafting step with more than requests verifies.
     pub num_tokens: u32,
     /// Context tokens of all requests together.
     pub num_context_tokens: u64,
@@ -45,12 +57,13 @@ pub struct FitReport {
     pub mean_residual_ratio: f64,
 }
 
-/// Fits `T = bias + α(requests) + θ(tokens) + draft(requests)` with a slope over context tokens, and
-/// another one of the draft pass, to measured steps.
+/// Fits `T = bias + α(requests) + θ(tokens) + draft(requests)` with slopes over context tokens, of
+/// every step, of the draft pass and of verification, to measured steps.
 ///
 /// # Errors
 /// [`CostError::BadSample`], [`CostError::BadTime`], [`CostError::NoisySample`],
-/// [`CostError::DraftNotSeparable`], [`CostError::PoorFit`], or as [`StepCost::measured`].
+/// [`CostError::DraftNotSeparable`], [`CostError::FallingSteps`], [`CostError::PoorFit`], or as
+/// [`StepCost::measured`].
 pub fn fit_step_cost(
     samples: &[StepSample],
     tiers: Vec<u32>,
@@ -61,18 +74,14 @@ pub fn fit_step_cost(
     if num_drafting == 0 || num_drafting == samples.len() {
         return Err(CostError::DraftNotSeparable { num_drafting, num_samples: samples.len() });
     }
-    let mut parts = Parts {
-        context_mean: mean_context(samples.iter()),
-        draft_context_mean: mean_context(samples.iter().filter(|sample| sample.drafts())),
-        ..Parts::default()
-    };
-    let mean_us = samples.iter().map(|sample| sample.step_us).sum::<f64>() / samples.len() as f64;
-    for _ in 0..MAX_NUM_SWEEPS {
-        if parts.sweep(samples) <= TOLERANCE * mean_us {
-            break;
-        }
-    }
-    let cost = StepCost::measured(parts.table(samples, tiers), limits)?;
+    let parts = Parts::of(samples);
+    let rows: Vec<Vec<f64>> = samples.iter().map(|sample| parts.row(sample)).collect();
+    let values: Vec<f64> = samples.iter().map(|sample| sample.step_us).collect();
+    let weights: Vec<f64> = samples.iter().map(StepSample::weight).collect();
+    let equations = NormalEquations::new(&rows, &values, &weights, &parts.ridge());
+    let rises = equations.non_negative_solution();
+    check_falls(samples, &rows, &equations.solution(), &rises, limits)?;
+    let cost = StepCost::measured(parts.table(samples, &rises, tiers), limits)?;
     let report = check_residuals(&cost, samples, limits)?;
     Ok((cost, report))
 }
@@ -82,9 +91,16 @@ impl StepSample {
         self.drafting == Drafting::Paid
     }
 
+    /// Whether some request has more than one row; more tokens of a step without drafts are padding.
+    fn verifies(&self) -> bool {
+        self.drafts() && self.num_tokens > self.num_requests
+    }
+
     /// What its squared error counts.
     fn weight(&self) -> f64 {
-        self.step_us.powi(-2)
+        let model_us = MODEL_ERROR * self.step_us;
+        let median_us = MEDIAN_ERROR * self.spread_us;
+        (model_us * model_us + median_us * median_us).recip()
     }
 }
 
@@ -103,119 +119,109 @@ fn check_sample(sample: &StepSample, limits: &QualityLimits) -> Result<(), CostE
     Ok(())
 }
 
-/// Slopes are of contexts less their mean: then each part's share is the best one given the others,
-/// and sweeps come closer whatever the contexts are.
-#[derive(Default)]
+/// Knots of the curves, and the order of the coefficients: bias; rises of θ, of α; level and rises
+/// of the draft pass; slopes over the context of all steps, of drafting ones, of verifying ones.
 struct Parts {
-    token_us: BTreeMap<u32, f64>,
-    request_us: BTreeMap<u32, f64>,
-    draft_us: BTreeMap<u32, f64>,
-    context_slope: f64,
-    context_mean: f64,
-    draft_context_slope: f64,
-    draft_context_mean: f64,
+    tokens: Vec<u32>,
+    requests: Vec<u32>,
+    drafting: Vec<u32>,
 }
 
 impl Parts {
-    fn explained(&self, sample: &StepSample) -> f64 {
-        let at = |part: &BTreeMap<u32, f64>, key| part.get(&key).copied().unwrap_or(0.0);
+    fn of(samples: &[StepSample]) -> Self {
+        let drafting = samples.iter().filter(|sample| sample.drafts());
+        Self {
+            tokens: distinct(samples.iter().map(|sample| sample.num_tokens)),
+            requests: distinct(samples.iter().map(|sample| sample.num_requests)),
+            drafting: distinct(drafting.map(|sample| sample.num_requests)),
+        }
+    }
+
+    /// What a sample counts of each coefficient.
+    fn row(&self, sample: &StepSample) -> Vec<f64> {
+        let rises = |knots: &[u32], at: u32| {
+            knots[1..].iter().map(|&knot| f64::from(at >= knot)).collect::<Vec<f64>>()
+        };
+        let drafts = f64::from(sample.drafts());
+        let mut row = vec![1.0];
+        row.extend(rises(&self.tokens, sample.num_tokens));
+        row.extend(rises(&self.requests, sample.num_requests));
+        row.push(drafts);
+        row.extend(rises(&self.drafting, sample.num_requests).iter().map(|rise| drafts * rise));
         let context = sample.num_context_tokens as f64;
-        let draft_us = match sample.drafting {
-            Drafting::Paid => {
-                let past_mean = context - self.draft_context_mean;
-                at(&self.draft_us, sample.num_requests) + self.draft_context_slope * past_mean
-            }
-            Drafting::Skipped => 0.0,
-        };
-        at(&self.token_us, sample.num_tokens)
-            + at(&self.request_us, sample.num_requests)
-            + draft_us
-            + self.context_slope * (context - self.context_mean)
+        row.extend([context, drafts * context, f64::from(sample.verifies()) * context]);
+        row
     }
 
-    /// Lets each part take what the others leave; returns how far the parts over counts moved. θ
-    /// carries the level; the others start at 0, so they only take differences.
-    fn sweep(&mut self, samples: &[StepSample]) -> f64 {
-        let moved = self.mean_residual(samples.iter(), |sample| sample.num_tokens);
-        let mut furthest = add(&mut self.token_us, moved);
-        let moved = self.mean_residual(samples.iter(), |sample| sample.num_requests);
-        furthest = furthest.max(add(&mut self.request_us, moved));
-        let drafting = samples.iter().filter(|sample| sample.drafts());
-        let moved = self.mean_residual(drafting, |sample| sample.num_requests);
-        furthest = furthest.max(add(&mut self.draft_us, moved));
-        self.context_slope += self.slope_residual(samples.iter());
-        let drafting = samples.iter().filter(|sample| sample.drafts());
-        self.draft_context_slope += self.slope_residual(drafting);
-        furthest
+    fn ridge(&self) -> Vec<f64> {
+        let num_rises = self.tokens.len() + self.requests.len() + self.drafting.len() - 1;
+        let mut ridge = vec![RIDGE; num_rises];
+        ridge.extend([SLOPE_RIDGE; 3]);
+        ridge
     }
 
-    fn mean_residual<'a>(
-        &self,
-        samples: impl Iterator<Item = &'a StepSample>,
-        key: fn(&StepSample) -> u32,
-    ) -> BTreeMap<u32, f64> {
-        let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-        for sample in samples {
-            let sum = sums.entry(key(sample)).or_default();
-            sum.0 += sample.weight() * (sample.step_us - self.explained(sample));
-            sum.1 += sample.weight();
-        }
-        sums.into_iter().map(|(key, (sum, weight))| (key, sum / weight)).collect()
-    }
-
-    fn slope_residual<'a>(&self, samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
-        let context = |sample: &StepSample| sample.num_context_tokens as f64;
-        let middle = mean_context(samples.clone());
-        let square = |s: &StepSample| s.weight() * (context(s) - middle).powi(2);
-        let variance: f64 = samples.clone().map(square).sum();
-        if variance == 0.0 {
-            return 0.0;
-        }
-        let residual = |sample: &StepSample| sample.step_us - self.explained(sample);
-        samples.map(|s| s.weight() * (context(s) - middle) * residual(s)).sum::<f64>() / variance
-    }
-
-    fn table(&self, samples: &[StepSample], tiers: Vec<u32>) -> CostTable {
-        let lowest =
-            |part: &BTreeMap<u32, f64>| part.values().copied().fold(f64::INFINITY, f64::min);
-        let (token_low, request_low) = (lowest(&self.token_us), lowest(&self.request_us));
-        let knots = |part: &BTreeMap<u32, f64>, low: f64| {
-            part.iter().map(|(&at, us)| Knot(u64::from(at), (us - low).max(0.0))).collect()
-        };
+    fn table(&self, samples: &[StepSample], rises: &[f64], tiers: Vec<u32>) -> CostTable {
+        let (bias_us, rest) =
+            rises.split_first().map_or((0.0, rises), |(&bias, rest)| (bias, rest));
+        let (token_rises, rest) = rest.split_at(self.tokens.len() - 1);
+        let (request_rises, rest) = rest.split_at(self.requests.len() - 1);
+        let (draft_rises, slopes) = rest.split_at(self.drafting.len());
         let most = samples.iter().map(|sample| sample.num_context_tokens).max().unwrap_or(0);
-        let line = |slope: f64| match most {
+        let line = |slope: &f64| match most {
             0 => Vec::new(),
             most => vec![Knot(0, 0.0), Knot(most, slope * most as f64)],
         };
-        // A falling slope is noise: none. What the mean context takes is in the other parts.
-        let (slope, draft_slope) = (self.context_slope.max(0.0), self.draft_context_slope.max(0.0));
-        let bias_us = token_low + request_low - slope * self.context_mean;
+        let mut lines = slopes.iter().map(line);
+        let mut next_line = || lines.next().unwrap_or_default();
         CostTable {
-            bias_us: bias_us.max(0.0),
-            request_us: knots(&self.request_us, request_low),
-            draft_us: knots(&self.draft_us, draft_slope * self.draft_context_mean),
-            token_us: knots(&self.token_us, token_low),
-            context_us: line(slope),
-            draft_context_us: line(draft_slope),
+            bias_us,
+            token_us: knots(&self.tokens, &[&[0.0], token_rises].concat()),
+            request_us: knots(&self.requests, &[&[0.0], request_rises].concat()),
+            draft_us: knots(&self.drafting, draft_rises),
+            context_us: next_line(),
+            draft_context_us: next_line(),
+            window_context_us: next_line(),
             tiers,
             ..CostTable::default()
         }
     }
 }
 
-fn mean_context<'a>(samples: impl Iterator<Item = &'a StepSample> + Clone) -> f64 {
-    let weight: f64 = samples.clone().map(StepSample::weight).sum();
-    let sum: f64 = samples.map(|sample| sample.weight() * sample.num_context_tokens as f64).sum();
-    if weight > 0.0 { sum / weight } else { 0.0 }
+fn distinct(counts: impl Iterator<Item = u32>) -> Vec<u32> {
+    counts.collect::<BTreeSet<u32>>().into_iter().collect()
 }
 
-/// Adds to a part; returns the largest change.
-fn add(part: &mut BTreeMap<u32, f64>, moved: BTreeMap<u32, f64>) -> f64 {
-    let furthest = moved.values().fold(0.0, |furthest: f64, us| furthest.max(us.abs()));
-    for (key, us) in moved {
-        *part.entry(key).or_default() += us;
+/// A curve from its rises.
+fn knots(at: &[u32], rises: &[f64]) -> Vec<Knot> {
+    let mut us = 0.0;
+    let risen = rises.iter().map(|rise| {
+        us += rise;
+        us
+    });
+    at.iter().map(|&at| u64::from(at)).zip(risen).map(|(at, us)| Knot(at, us)).collect()
+}
+
+/// Refuses steps that fall where a table may not, by more than noise explains: then a table that may
+/// fall says something else about them.
+fn check_falls(
+    samples: &[StepSample],
+    rows: &[Vec<f64>],
+    free: &[f64],
+    rises: &[f64],
+    limits: &QualityLimits,
+) -> Result<(), CostError> {
+    for (sample, row) in samples.iter().zip(rows) {
+        let ratio = (dot(row, free) - dot(row, rises)).abs() / sample.step_us;
+        if ratio > limits.max_repair_ratio {
+            return Err(CostError::FallingSteps {
+                num_requests: sample.num_requests,
+                num_tokens: sample.num_tokens,
+                ratio,
+                limit: limits.max_repair_ratio,
+            });
+        }
     }
-    furthest
+    Ok(())
 }
 
 fn check_residuals(
@@ -229,12 +235,13 @@ fn check_residuals(
         mean_residual_ratio: 0.0,
     };
     for sample in samples {
+        let past_one = sample.num_tokens - sample.num_requests;
+        let num_drafts = if sample.verifies() { past_one } else { 0 };
         let load = StepLoad {
             num_requests: sample.num_requests,
-            num_other_tokens: 0,
+            num_other_tokens: past_one - num_drafts,
             num_context_tokens: sample.num_context_tokens,
         };
-        let num_drafts = sample.num_tokens - sample.num_requests;
         let fitted_us = cost.step_us(&load, num_drafts, sample.drafting);
         let ratio = (fitted_us - sample.step_us).abs() / sample.step_us;
         if ratio > limits.max_residual_ratio {

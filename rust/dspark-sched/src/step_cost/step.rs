@@ -1,8 +1,9 @@
 //! A checked table that answers what a step costs.
 //!
 //! `T = bias + α(requests) + context(context tokens) + θ(E(tokens))`, plus
-//! `draft(requests) + draft_context(context tokens)` when the step drafts. `E` rounds tokens up to
-//! the captured graph tier; past the last tier a step runs unpadded. Times are microseconds.
+//! `draft(requests) + draft_context(context tokens)` when the step drafts and
+//! `window_context(context tokens)` when it verifies a draft. `E` rounds tokens up to the captured
+//! graph tier; past the last tier a step runs unpadded. Times are microseconds.
 
 use std::collections::BTreeMap;
 
@@ -58,6 +59,9 @@ pub struct StepCost {
     tokens: Curve,
     context: Curve,
     draft_context: Curve,
+    window_context: Curve,
+    /// Whether a step counts as verifying even if it does not; see [`StepCost::envelope`].
+    always_has_windows: bool,
     tiers: Vec<u32>,
     source: BTreeMap<String, String>,
     /// Where θ bends or jumps: knots and tiers.
@@ -85,6 +89,8 @@ impl StepCost {
             tokens: Curve::new("token_us", table.token_us)?,
             context: Curve::new("context_us", table.context_us)?,
             draft_context: Curve::new("draft_context_us", table.draft_context_us)?,
+            window_context: Curve::new("window_context_us", table.window_context_us)?,
+            always_has_windows: false,
             tiers: table.tiers,
             source: table.source,
             breaks: Vec::new(),
@@ -112,12 +118,13 @@ impl StepCost {
         let of_requests = |at| bias_us + knot_us(&requests, at) + knot_us(&tokens, at);
         let of_tokens = |at| bias_us + knot_us(&requests, 0) + knot_us(&tokens, at);
         let smallest = |_| smallest_us;
-        let steps: [(_, _, &dyn Fn(u64) -> f64); 5] = [
+        let steps: [(_, _, &dyn Fn(u64) -> f64); 6] = [
             ("request_us", &mut table.request_us, &of_requests),
             ("draft_us", &mut table.draft_us, &of_requests),
             ("token_us", &mut table.token_us, &of_tokens),
             ("context_us", &mut table.context_us, &smallest),
             ("draft_context_us", &mut table.draft_context_us, &smallest),
+            ("window_context_us", &mut table.window_context_us, &smallest),
         ];
         for (curve, knots, step_us) in steps {
             check_knots(curve, knots)?;
@@ -164,7 +171,8 @@ impl StepCost {
         serde_json::to_string_pretty(&self.table()).map_err(refused)
     }
 
-    /// The same costs with θ replaced by the convex curve below it, and without tiers.
+    /// The same costs with θ replaced by the convex curve below it, and without tiers. What windows
+    /// cost is paid from the start: else the first draft were a stair.
     ///
     /// On it Θ has one maximum, so that a planner that stops early does not stop at a stair.
     #[must_use]
@@ -183,6 +191,7 @@ impl StepCost {
             tokens: Curve::unchecked(hull),
             tiers: Vec::new(),
             dense_us: Vec::new(),
+            always_has_windows: true,
             ..self.clone()
         };
         envelope.breaks = envelope.sorted_breaks();
@@ -201,6 +210,7 @@ impl StepCost {
             token_us: self.tokens.knots().to_vec(),
             context_us: self.context.knots().to_vec(),
             draft_context_us: self.draft_context.knots().to_vec(),
+            window_context_us: self.window_context.knots().to_vec(),
             tiers: self.tiers.clone(),
             source: self.source.clone(),
         }
@@ -239,6 +249,8 @@ impl StepCost {
             cost: self,
             num_base_tokens: load.num_base_tokens(),
             constant_us: scale.fixed * fixed_us + scale.draft * draft_us,
+            window_us: self.window_us(load),
+            first_window: u32::from(!self.always_has_windows),
             verify_scale: scale.verify,
         }
     }
@@ -253,6 +265,11 @@ impl StepCost {
             Drafting::Skipped => 0.0,
         };
         [fixed_us, draft_us]
+    }
+
+    /// What verifying any draft adds.
+    pub(super) fn window_us(&self, load: &StepLoad) -> f64 {
+        self.window_context.at(load.num_context_tokens)
     }
 
     /// θ of a number of tokens, before they are rounded up.
@@ -284,6 +301,9 @@ pub struct StepTimes<'cost> {
     cost: &'cost StepCost,
     num_base_tokens: u32,
     constant_us: f64,
+    window_us: f64,
+    /// Fewest drafts that pay for windows.
+    first_window: u32,
     verify_scale: f64,
 }
 
@@ -292,7 +312,8 @@ impl StepTimes<'_> {
     #[must_use]
     pub fn at(&self, num_drafts: u32) -> f64 {
         let num_tokens = self.num_base_tokens.saturating_add(num_drafts);
-        self.constant_us + self.verify_scale * self.cost.token_us(num_tokens)
+        let window_us = if num_drafts >= self.first_window { self.window_us } else { 0.0 };
+        self.constant_us + self.verify_scale * (self.cost.token_us(num_tokens) + window_us)
     }
 
     /// Tokens that run in it, padding included.

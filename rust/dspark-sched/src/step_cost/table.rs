@@ -32,6 +32,10 @@ pub struct CostTable {
     /// The draft pass's time over the context tokens of all requests together.
     #[serde(default)]
     pub draft_context_us: Vec<Knot>,
+    /// What verification adds over the same: attention of several rows per request reads slower
+    /// than that of one. Paid in full by every step that verifies a draft.
+    #[serde(default)]
+    pub window_context_us: Vec<Knot>,
     /// Numbers of tokens with a captured graph, rising; none when every size runs as it is.
     #[serde(default)]
     pub tiers: Vec<u32>,
@@ -60,7 +64,8 @@ impl CostTable {
 pub struct QualityLimits {
     /// Least rise of θ over its measured range.
     pub min_rise_ratio: f64,
-    /// Largest move of a knot by monotone repair, over a plain step of as many requests or tokens.
+    /// Largest move of a knot by monotone repair, over a plain step of as many requests or tokens;
+    /// of a fit, largest distance of the best table that never falls from the best one that may.
     pub max_repair_ratio: f64,
     /// Largest spread (p90 - p10) of the repeats of one step, over their median.
     pub max_spread_ratio: f64,

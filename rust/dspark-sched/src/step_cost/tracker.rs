@@ -25,7 +25,7 @@ const MIN_FACTOR: f64 = 0.05;
 pub struct CostScale {
     /// Of bias, requests and context.
     pub fixed: f64,
-    /// Of tokens.
+    /// Of tokens and windows.
     pub verify: f64,
     /// Of the draft pass.
     pub draft: f64,
@@ -70,7 +70,8 @@ impl CostTracker {
         step_us: f64,
     ) {
         let [fixed_us, draft_us] = cost.constant_us(load, drafting);
-        let token_us = cost.token_us(load.num_base_tokens().saturating_add(num_drafts));
+        let window_us = if num_drafts > 0 { cost.window_us(load) } else { 0.0 };
+        let token_us = window_us + cost.token_us(load.num_base_tokens().saturating_add(num_drafts));
         let table_us = fixed_us + token_us + draft_us;
         if !(step_us.is_finite() && step_us > 0.0 && table_us > 0.0) {
             return;

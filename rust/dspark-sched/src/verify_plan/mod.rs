@@ -15,11 +15,13 @@
 //! | `order` | the order of drafts, with ties that no token value decides |
 //! | `planner` | the planners |
 //! | `report` | what a plan asks for, what lands, what it should bring |
+//! | `falling` | survivals in order, without places |
 //! | `exhaustive` | every plan tried: the oracle of tests |
 
 mod batch;
 mod error;
 mod exhaustive;
+mod falling;
 mod order;
 mod planner;
 mod report;

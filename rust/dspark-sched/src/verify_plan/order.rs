@@ -20,6 +20,18 @@ const SURVIVAL_SHIFT: u32 = REQUEST_BITS + POSITION_BITS;
 /// Positive floats order as their bits.
 pub(super) fn fill_keys(keys: &mut Vec<u64>, batch: &DraftBatch<'_>, num_drafts: usize) {
     keys.clear();
+    for_each_draft(batch, num_drafts, |row, position, survival| {
+        let place = (position as u64) << REQUEST_BITS | row as u64;
+        keys.push(u64::from(!survival.to_bits()) << SURVIVAL_SHIFT | place);
+    });
+}
+
+/// Calls with row, position and survival of each draft that may be accepted.
+pub(super) fn for_each_draft(
+    batch: &DraftBatch<'_>,
+    num_drafts: usize,
+    mut call: impl FnMut(usize, usize, f32),
+) {
     for (row, survival) in batch.survival.chunks_exact(num_drafts).enumerate() {
         let mut before = 1.0;
         let drafts = survival.iter().take(batch.limit(row, num_drafts)).enumerate();
@@ -28,8 +40,7 @@ pub(super) fn fill_keys(keys: &mut Vec<u64>, batch: &DraftBatch<'_>, num_drafts:
             if before <= 0.0 {
                 break;
             }
-            let place = (position as u64) << REQUEST_BITS | row as u64;
-            keys.push(u64::from(!before.to_bits()) << SURVIVAL_SHIFT | place);
+            call(row, position, before);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::batch::{DraftBatch, PlanCost};
 use super::error::PlanError;
+use super::falling::FallingSurvivals;
 use super::order::{MAX_NUM_DRAFTS, MAX_NUM_REQUESTS, fill_keys, row_of, survival_of};
 use super::report::{PlanReport, Prediction, VerifyPlan, predict};
 use crate::confidence::sanitized;
@@ -38,6 +39,7 @@ pub struct VerifyPlanner {
     max_num_requests: usize,
     num_drafts: usize,
     keys: Vec<u64>,
+    falling: FallingSurvivals,
     plan: VerifyPlan,
 }
 
@@ -69,6 +71,7 @@ impl VerifyPlanner {
             max_num_requests,
             num_drafts,
             keys: Vec::with_capacity(max_num_requests * num_drafts),
+            falling: FallingSurvivals::with_capacity(max_num_requests * num_drafts),
             plan: VerifyPlan { verify_lens, report: PlanReport::default() },
         })
     }
@@ -170,13 +173,23 @@ impl VerifyPlanner {
         cost: &PlanCost<'_>,
         rule: &BudgetRule,
     ) -> Result<DraftBudget, PlanError> {
-        self.sort(past)?;
+        past.check(self.max_num_requests, self.num_drafts)?;
+        self.falling.fill(past, self.num_drafts);
         let objective = cost.objective(&past.load);
         let limit = rule.max_num_drafts.unwrap_or(u32::MAX);
         let mut best = (objective.rate(0, 0.0), 0, 0.0);
-        let mut sum = 0.0;
-        for (&key, num_drafts) in self.keys.iter().zip(1..=limit) {
-            sum += survival_of(key);
+        let base = past.load.num_base_tokens();
+        let most = saturating_u32(self.falling.len()).min(limit);
+        let (mut sum, mut end) = (0.0, 0);
+        for (survival, num_drafts) in self.falling.survivals().zip(1..=limit) {
+            sum += survival;
+            // More drafts take no more time up to the end of a tier, so the best fill one.
+            if num_drafts > end {
+                end = (objective.times.num_executed_tokens(num_drafts) - base).min(most);
+            }
+            if num_drafts < end {
+                continue;
+            }
             let rate = objective.rate(num_drafts, sum);
             if rate > best.0 {
                 best = (rate, num_drafts, sum);

@@ -24,11 +24,8 @@ pub(super) fn array<const N: usize, T: Element<N>>(
 
 /// The numbers of a buffer, if they are whole.
 pub(super) fn items_of<T: Number>(bytes: &[u8]) -> Result<Vec<T>, Refusal> {
-    let chunks = bytes.chunks_exact(T::NUM_BYTES);
-    if !chunks.remainder().is_empty() {
-        return Err(Refusal::Ragged { num_bytes: bytes.len(), item_bytes: T::NUM_BYTES });
-    }
-    Ok(chunks.filter_map(T::read).collect())
+    let refused = Refusal::Ragged { num_bytes: bytes.len(), item_bytes: T::NUM_BYTES };
+    T::read(bytes).ok_or(refused)
 }
 
 /// A number that Python hands in.
@@ -38,8 +35,8 @@ pub(super) trait Number: Sized {
     /// Its size in a buffer.
     const NUM_BYTES: usize = size_of::<Self>();
 
-    /// The number in `NUM_BYTES` bytes.
-    fn read(bytes: &[u8]) -> Option<Self>;
+    /// The numbers in bytes; None if one is not whole.
+    fn read(bytes: &[u8]) -> Option<Vec<Self>>;
 }
 
 macro_rules! numbers {
@@ -47,8 +44,10 @@ macro_rules! numbers {
         impl Number for $number {
             const BOUNDS: &'static str = $bounds;
 
-            fn read(bytes: &[u8]) -> Option<Self> {
-                bytes.as_array().copied().map(Self::from_ne_bytes)
+            fn read(bytes: &[u8]) -> Option<Vec<Self>> {
+                let (chunks, rest) = bytes.as_chunks();
+                let numbers = || chunks.iter().copied().map(Self::from_ne_bytes).collect();
+                rest.is_empty().then(numbers)
             }
         }
     )*};

@@ -94,7 +94,7 @@ impl PySpeculationController {
     #[new]
     #[pyo3(signature = (
         *, max_num_requests, num_drafts, cost, planner, fixed_len, lag, fill_tier,
-        min_snapshot_requests, min_predicted_gain, probe_interval, max_probe_interval,
+        min_snapshot_requests, min_predicted_gain, probe_interval, max_probe_interval, max_probe_share,
         explore_interval
     ))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -110,6 +110,7 @@ impl PySpeculationController {
         min_predicted_gain: f64,
         probe_interval: Arg<u32>,
         max_probe_interval: Arg<u32>,
+        max_probe_share: f64,
         explore_interval: Arg<u32>,
     ) -> BindingResult<Self> {
         let settings = ControllerSettings {
@@ -123,6 +124,7 @@ impl PySpeculationController {
                 min_predicted_gain,
                 probe_interval: given(probe_interval, "probe_interval")?,
                 max_probe_interval: given(max_probe_interval, "max_probe_interval")?,
+                max_probe_share,
                 explore_interval: given(explore_interval, "explore_interval")?,
             },
         };
@@ -143,16 +145,7 @@ impl PySpeculationController {
         limits: Option<Arg<Vec<u32>>>,
         max_num_drafts: Option<Arg<u32>>,
     ) -> BindingResult<PyDecision> {
-        let slots = given(slots, "slots")?;
-        let generations = given(generations, "generations")?;
-        check_lengths(slots.len(), &[("generations", generations.len())])?;
-        let pairs = slots.iter().zip(&generations);
-        let rows: Vec<SlotRow> = pairs
-            .map(|(&slot, &generation)| SlotRow {
-                slot_id: SlotId(slot),
-                generation: Generation(generation),
-            })
-            .collect();
+        let rows = slot_rows(slots, generations)?;
         let load = StepLoad {
             num_requests: u32::try_from(rows.len()).unwrap_or(u32::MAX),
             num_other_tokens: given(num_other_tokens, "num_other_tokens")?,
@@ -227,6 +220,20 @@ impl PySpeculationController {
         ]
         .into_py_dict(py)
     }
+}
+
+/// Rows by slot and generation.
+pub(super) fn slot_rows(
+    slots: Arg<Vec<u32>>,
+    generations: Arg<Vec<u32>>,
+) -> BindingResult<Vec<SlotRow>> {
+    let slots = given(slots, "slots")?;
+    let generations = given(generations, "generations")?;
+    check_lengths(slots.len(), &[("generations", generations.len())])?;
+    let pairs = slots.into_iter().zip(generations);
+    let row =
+        |(slot, generation)| SlotRow { slot_id: SlotId(slot), generation: Generation(generation) };
+    Ok(pairs.map(row).collect())
 }
 
 fn planner_kind(planner: &str, fixed_len: u32) -> BindingResult<PlannerKind> {

@@ -3,12 +3,14 @@
 use std::sync::Mutex;
 
 use dspark_sched::estimator::{
-    AcceptanceModel, EstimatorSettings, FeatureBatch, FeatureSet, RefitReport,
+    AcceptanceModel, AcceptanceRates, EstimatorSettings, FeatureBatch, FeatureSet, RefitReport,
 };
+use dspark_sched::survival_history::SlotRow;
 use pyo3::prelude::*;
 
 use super::args::Arg;
 use super::arrays::{Array, array};
+use super::controller::slot_rows;
 use super::lock::{given, given_or_none, locked, unknown};
 use crate::error::{BindingError, BindingResult};
 
@@ -124,6 +126,57 @@ impl PyAcceptanceModel {
     /// Trials kept.
     fn num_trials(&self, py: Python<'_>) -> BindingResult<usize> {
         Ok(locked(py, &self.inner)?.num_trials())
+    }
+}
+
+/// Rates of acceptance per position and request.
+#[pyclass(frozen, name = "AcceptanceRates", module = "extkv._extkv")]
+pub(crate) struct PyAcceptanceRates {
+    num_drafts: usize,
+    inner: Mutex<AcceptanceRates>,
+}
+
+#[pymethods]
+impl PyAcceptanceRates {
+    #[new]
+    fn new(num_slots: Arg<u32>, num_drafts: Arg<u32>) -> BindingResult<Self> {
+        let num_slots = given(num_slots, "num_slots")? as usize;
+        let num_drafts = given(num_drafts, "num_drafts")? as usize;
+        Ok(Self { num_drafts, inner: Mutex::new(AcceptanceRates::new(num_slots, num_drafts)?) })
+    }
+
+    /// Confidences of drafts, float32.
+    fn confidences(
+        &self,
+        py: Python<'_>,
+        slots: Arg<Vec<u32>>,
+        generations: Arg<Vec<u32>>,
+    ) -> PyResult<Array> {
+        let rows: Vec<SlotRow> = slot_rows(slots, generations)?;
+        let rates = locked(py, &self.inner)?;
+        let mut out = vec![0.0; rows.len() * self.num_drafts];
+        rates.confidences(&rows, &mut out).map_err(BindingError::from)?;
+        array(py, out.into_iter())
+    }
+
+    /// Count what came of drafts.
+    fn observe(
+        &self,
+        py: Python<'_>,
+        slots: Arg<Vec<u32>>,
+        generations: Arg<Vec<u32>>,
+        num_verified: Arg<Vec<u32>>,
+        num_accepted: Arg<Vec<u32>>,
+    ) -> BindingResult<()> {
+        let rows = slot_rows(slots, generations)?;
+        let verified = given(num_verified, "num_verified")?;
+        let accepted = given(num_accepted, "num_accepted")?;
+        Ok(locked(py, &self.inner)?.observe(&rows, &verified, &accepted)?)
+    }
+
+    /// Chance of each position once those before it are accepted.
+    fn rates(&self, py: Python<'_>) -> BindingResult<Vec<f64>> {
+        Ok(locked(py, &self.inner)?.rates().to_vec())
     }
 }
 
