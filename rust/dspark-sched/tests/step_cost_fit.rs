@@ -239,3 +239,33 @@ fn padding_of_a_plain_step_is_no_window() {
     let (_, report) = fitted(&samples).unwrap();
     assert!(report.worst_residual_ratio < 0.002, "{report:?}");
 }
+
+#[test]
+fn no_step_is_free_though_contexts_explain_all_of_it() {
+    let limits = QualityLimits {
+        min_rise_ratio: -1e9,
+        max_repair_ratio: 1e9,
+        max_spread_ratio: 1e9,
+        max_residual_ratio: 1e9,
+    };
+    let mut samples = Vec::new();
+    for (place, (num_requests, len)) in
+        [(2, None), (2, Some(0)), (2, Some(1)), (1, None), (1, Some(0)), (1, Some(1))]
+            .into_iter()
+            .enumerate()
+    {
+        let num_context_tokens = 20 + 10 * place as u64;
+        samples.push(StepSample {
+            num_requests,
+            num_tokens: num_requests * (1 + len.unwrap_or(0)),
+            num_context_tokens,
+            drafting: if len.is_some() { Drafting::Paid } else { Drafting::Skipped },
+            step_us: 100.0 * num_context_tokens as f64,
+            spread_us: 10.0,
+        });
+    }
+    let (cost, _) = fit_step_cost(&samples, Vec::new(), &limits).unwrap();
+    let alone = StepLoad { num_requests: 1, num_other_tokens: 0, num_context_tokens: 0 };
+    // A tenth of the shortest step.
+    assert!(cost.step_us(&alone, 0, Drafting::Skipped) >= 0.1 * 2000.0 - 1e-6);
+}

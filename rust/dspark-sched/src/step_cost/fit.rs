@@ -29,6 +29,10 @@ const RIDGE: f64 = 1e-10;
 /// The same of a slope: contexts that hardly differ say nothing about it.
 const SLOPE_RIDGE: f64 = 1e-4;
 
+/// Share of the shortest step that is fixed, whatever contexts that rise with the steps suggest: no
+/// step is free.
+const LEAST_FIXED: f64 = 0.1;
+
 /// One shape of step and how long it took.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepSample {
@@ -76,11 +80,16 @@ pub fn fit_step_cost(
     }
     let parts = Parts::of(samples);
     let rows: Vec<Vec<f64>> = samples.iter().map(|sample| parts.row(sample)).collect();
-    let values: Vec<f64> = samples.iter().map(|sample| sample.step_us).collect();
+    let shortest = samples.iter().map(|sample| sample.step_us).fold(f64::INFINITY, f64::min);
+    let fixed_us = LEAST_FIXED * shortest;
+    let values: Vec<f64> = samples.iter().map(|sample| sample.step_us - fixed_us).collect();
     let weights: Vec<f64> = samples.iter().map(StepSample::weight).collect();
     let equations = NormalEquations::new(&rows, &values, &weights, &parts.ridge());
-    let rises = equations.non_negative_solution();
+    let mut rises = equations.non_negative_solution();
     check_falls(samples, &rows, &equations.solution(), &rises, limits)?;
+    if let Some(bias_us) = rises.first_mut() {
+        *bias_us += fixed_us;
+    }
     let cost = StepCost::measured(parts.table(samples, &rises, tiers), limits)?;
     let report = check_residuals(&cost, samples, limits)?;
     Ok((cost, report))
