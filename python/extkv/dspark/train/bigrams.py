@@ -24,12 +24,10 @@ LEARNING_RATE = 1e-2
 
 def answer_pairs(store: TextStore) -> torch.Tensor:
     """Return each token of an answer with the token before it (int64, [num_pairs, 2])."""
-    is_answer = np.zeros(store.num_tokens, bool)
-    starts, ends = store.starts[:-1], store.starts[1:]
-    for start, end, length in zip(starts, ends, store.answer_starts, strict=True):
-        # The first token of a text has none before it.
-        is_answer[start + max(length, 1) : end] = True
-    (places,) = is_answer.nonzero()
+    has_pair = store.is_answer
+    # The first token of a text has none before it.
+    has_pair[store.starts[:-1]] = False
+    (places,) = has_pair.nonzero()
     tokens = store.token_ids.astype(np.int64)
     return torch.from_numpy(np.stack((tokens[places - 1], tokens[places]), axis=1))
 

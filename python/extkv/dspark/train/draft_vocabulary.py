@@ -74,10 +74,7 @@ class DraftVocabulary:
 
 def count_answer_tokens(store: TextStore, vocab_size: int) -> npt.NDArray[np.int64]:
     """Return how often each token comes in the answers of some texts (int64, [vocab_size])."""
-    is_answer = np.ones(store.num_tokens, bool)
-    for start, length in zip(store.starts[:-1], store.answer_starts, strict=True):
-        is_answer[start : start + length] = False
-    return np.bincount(store.token_ids[is_answer], minlength=vocab_size)
+    return np.bincount(store.token_ids[store.is_answer], minlength=vocab_size)
 
 
 def most_frequent_tokens(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from extkv.models.dspark import DSparkConfig, DSparkWeights
     from extkv.models.weights import LayerWeights
 
+# Tensors of a drafter that are the target's, or say what its tokens are.
+NOT_TRAINED = ("embedding", "lm_head", "target_ids")
 # Products that end in the residual stream.
 _INTO_STREAM = ("o_proj", "down_proj")
 # Scale of logits that do not outshout bigrams at first.
@@ -48,7 +50,7 @@ def initial_weights(settings: StudentSettings, target: DecoderModel) -> DSparkWe
     )
     generator = torch.Generator().manual_seed(settings.seed)
     own = dict(weights.tensors())
-    for name in ("embedding", "lm_head", "target_ids"):
+    for name in NOT_TRAINED:
         own.pop(name, None)
     for name, tensor in own.items():
         _fill(name, tensor, config, generator)

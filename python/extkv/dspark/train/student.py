@@ -10,7 +10,7 @@ import torch
 from extkv.dspark.train.anchors import slot_weights
 from extkv.dspark.train.draft_vocabulary import NEVER, DraftVocabulary
 from extkv.dspark.train.forward import BlockOutput, forward_blocks
-from extkv.dspark.train.initial_weights import initial_weights
+from extkv.dspark.train.initial_weights import NOT_TRAINED, initial_weights
 from extkv.dspark.train.losses import Comparison, LossTerms, confidence_loss, token_loss
 from extkv.dspark.train.optimizers import Optimizer
 from extkv.models.dspark import DSparkModel, DSparkWeights
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # Weights that are not rounded to the compute dtype before they are used.
 _UNROUNDED = ("markov_w1", "markov_w2")
-_NOT_TRAINED = ("embedding", "lm_head", "target_ids")
 
 
 class Student:
@@ -60,7 +59,7 @@ class Student:
         self.parameters = {
             name: tensor.requires_grad_()
             for name, tensor in self._template.tensors()
-            if name not in _NOT_TRAINED
+            if name not in NOT_TRAINED
         }
         self.optimizer = Optimizer(self.parameters, settings.optimizer)
         decay = settings.loss.slot_decay

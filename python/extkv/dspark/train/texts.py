@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    BoolArray = npt.NDArray[np.bool_]
     Int64Array = npt.NDArray[np.int64]
 
 
@@ -68,6 +69,13 @@ class TextStore:
     def lengths(self) -> Int64Array:
         """Tokens of each text (int64, [num_texts])."""
         return np.diff(self.starts)
+
+    @property
+    def is_answer(self) -> BoolArray:
+        """Which tokens are of answers (bool, [num_tokens])."""
+        of_text = np.repeat(self.starts[:-1] + self.answer_starts, self.lengths)
+        found: BoolArray = np.arange(self.num_tokens) >= of_text
+        return found
 
     def text(self, index: int) -> Text:
         """Return one text."""
