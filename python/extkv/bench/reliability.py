@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from extkv.dspark.calibration import Temperatures
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from extkv.dspark.calibration import Rounds, Temperatures
+    from extkv.dspark.calibration import Rounds
 
 NUM_BINS = 15
 
@@ -41,7 +43,7 @@ def measure_temperatures(rounds: Rounds, temperatures: Temperatures) -> dict[str
         SpeculationError: If there are more drafts than temperatures.
     """
     used = temperatures.of_first(rounds.num_drafts)
-    neutral = type(used)(np.ones(rounds.num_drafts, np.float32))
+    neutral = Temperatures(np.ones(rounds.num_drafts))
     found: dict[str, list[Any]] = {"temperature": used.values.tolist()}
     for suffix, chosen in (("before", neutral), ("after", used)):
         positions = reliability(rounds, chosen)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from extkv.bench.recording import Recording
     from extkv.cli.questions import Question
-    from extkv.dspark.calibration import TemperatureFit, Temperatures
+    from extkv.dspark.calibration import Rounds, TemperatureFit, Temperatures
 
 
 def calibrate(
@@ -113,14 +113,15 @@ def calibrate(
         recording = _record(target, draft, questions, options, max_num_seqs)
     if record is not None:
         recording.save(record)
-    check_pairing(recording.to_rounds())
+    found = recording.to_rounds()
+    check_pairing(found)
     if temperatures is None:
-        chosen, columns = _fit(recording, min_rounds, out)
+        chosen, columns = _fit(found, min_rounds, out, recording.source)
     else:
         chosen = Temperatures.load(temperatures)
-        columns = measure_temperatures(recording.to_rounds(), chosen)
+        columns = measure_temperatures(found, chosen)
     if plot is not None:
-        _plot(recording, chosen, plot)
+        _plot(recording, found, chosen, plot)
     report = calibration_report(recording, columns)
     typer.echo(json.dumps(report) if as_json else format_report(report))
     for path in (record, out, plot):
@@ -141,27 +142,27 @@ def _recorded(path: Path, given: Mapping[str, object]) -> Recording:
 
 
 def _fit(
-    recording: Recording, min_rounds: int, out: Path | None
+    rounds: Rounds, min_rounds: int, out: Path | None, source: dict[str, str]
 ) -> tuple[Temperatures, dict[str, list[Any]]]:
     """Fit temperatures, write their file, and return them with what they do."""
     from extkv.dspark.calibration import FitSettings, fit_temperatures
 
-    fit = fit_temperatures(recording.to_rounds(), FitSettings(min_num_rounds=min_rounds))
+    fit = fit_temperatures(rounds, FitSettings(min_num_rounds=min_rounds))
     if out is not None:
-        values = json.loads(fit.json) | {"source": recording.source}
+        values = json.loads(fit.json) | {"source": source}
         out.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     return fit.temperatures, fit_columns(fit)
 
 
-def _plot(recording: Recording, temperatures: Temperatures, path: Path) -> None:
+def _plot(recording: Recording, rounds: Rounds, temperatures: Temperatures, path: Path) -> None:
     """Draw reliability without temperatures and with them."""
     from extkv.bench.plots import plot_reliability
     from extkv.bench.reliability import reliability
     from extkv.dspark.calibration import Temperatures
 
-    rounds, source = recording.to_rounds(), recording.source
+    source = recording.source
     plot_reliability(
-        reliability(rounds, Temperatures([1.0] * recording.num_drafts)),
+        reliability(rounds, Temperatures([1.0] * rounds.num_drafts)),
         reliability(rounds, temperatures),
         path,
         title=f"{source.get('draft', 'drafter')} for {source.get('model', 'target')}, "
