@@ -165,7 +165,8 @@ def test_processes_of_torchrun_train_one_drafter(model_path, tmp_path):
         for rank in range(2)
     ]
     ends = [process.communicate(timeout=250) for process in running]
-    assert [process.returncode for process in running] == [0, 0], ends
+    errors = "\n".join(end for _, end in ends)
+    assert [process.returncode for process in running] == [0, 0], errors
     # Each has texts of its own; the drafter and its vocabulary are of both.
     stores = [TextStore.load(tmp_path / name) for name in ("texts.npz", "texts.npz.1")]
     assert stores[0].token_ids.tolist() != stores[1].token_ids.tolist()

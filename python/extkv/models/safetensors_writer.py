@@ -9,6 +9,7 @@ import torch
 
 from extkv.errors import InvalidArgumentError
 from extkv.models.safetensors_file import LENGTH_BYTES, METADATA_KEY
+from extkv.whole_file import whole_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,12 +53,10 @@ def write_safetensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         }
     text = json.dumps(header).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % ALIGNMENT)
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
+    with whole_file(path) as file:
         file.write(len(text).to_bytes(LENGTH_BYTES, "little"))
         file.write(text)
         for tensor in tensors.values():
             data = tensor.detach().cpu().contiguous().view(-1)
             if data.numel() > 0:
                 file.write(data.view(torch.uint8).numpy().data)
-    partial.replace(path)

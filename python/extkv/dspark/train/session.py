@@ -149,7 +149,7 @@ def _run_of(  # noqa: PLR0917, all that a run is made of
     on_progress: Progress | None,
 ) -> Run:
     """Put the run together; texts that come before it are generated here."""
-    held_out = held_out_texts(settings, loaded, source)
+    held_out = held_out_texts(settings, loaded, source, ranks)
     store = None if settings.texts is None else TextStore.load(settings.texts)
     students, first_texts = make_students(loaded), None
     if any(student.is_reduced for student in students):
@@ -225,11 +225,12 @@ def with_vocabulary(
 
 
 def held_out_texts(
-    settings: SessionSettings, loaded: LoadedModel, source: TextSource
+    settings: SessionSettings, loaded: LoadedModel, source: TextSource, ranks: Ranks
 ) -> dict[str, TextStore]:
     """Let the target answer the held-out prompts, at temperature 0 and 1.
 
-    Texts of an earlier run in the directory are used again where it is resumed.
+    Each process has its own answers, and the first writes them. Those of an earlier run in the
+    directory are used again where it is resumed.
     """
     folder = settings.directory / "held_out"
     folder.mkdir(parents=True, exist_ok=True)
@@ -250,19 +251,20 @@ def held_out_texts(
     files = {
         (name, heat): folder / f"{name}-{heat:.0f}.npz" for name in sets for heat in (0.0, 1.0)
     }
-    if not (settings.is_resumed and all(file.exists() for file in files.values())):
+    if settings.is_resumed and all(file.exists() for file in files.values()):
+        found = {key: TextStore.load(file) for key, file in files.items()}
+    else:
+        found = {key: TextStore() for key in files}
         for heat in (0.0, 1.0):
             # All sets together: a batch takes as long as its longest answer.
             texts = source.answer(list(name_of), heat)
-            texts.sort(key=lambda text: list(text.token_ids))
-            for name in sets:
-                own = [
-                    text
-                    for text in texts
-                    if name_of[tuple(text.token_ids[: text.answer_start])] == name
-                ]
-                store_of(own).save(files[name, heat])
-    return {f"{name} T={heat:.0f}": TextStore.load(file) for (name, heat), file in files.items()}
+            for text in sorted(texts, key=lambda text: list(text.token_ids)):
+                name = name_of[tuple(text.token_ids[: text.answer_start])]
+                found[name, heat].extend([text])
+        if ranks.rank == 0:
+            for key, store in found.items():
+                store.save(files[key])
+    return {f"{name} T={heat:.0f}": store for (name, heat), store in found.items()}
 
 
 def store_of(texts: Sequence[Text]) -> TextStore:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from extkv.errors import ModelFileError
+from extkv.whole_file import whole_file
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
@@ -108,16 +108,15 @@ class TextStore:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to a compressed `.npz` file, which appears when it is whole."""
-        partial = Path(f"{os.fspath(path)}.partial.npz")
-        np.savez_compressed(
-            partial,
-            token_ids=self.token_ids,
-            starts=self.starts,
-            answer_starts=self.answer_starts,
-            temperatures=self.temperatures,
-            is_whole=self.is_whole,
-        )
-        partial.replace(path)
+        with whole_file(path) as file:
+            np.savez_compressed(
+                file,
+                token_ids=self.token_ids,
+                starts=self.starts,
+                answer_starts=self.answer_starts,
+                temperatures=self.temperatures,
+                is_whole=self.is_whole,
+            )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TextStore:

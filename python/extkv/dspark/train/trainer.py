@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import os
 import pickle
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +16,10 @@ from extkv.dspark.train.student import Student
 from extkv.dspark.train.target_pass import run_target
 from extkv.dspark.train.texts import BatchOrder
 from extkv.errors import InvalidArgumentError, ModelFileError
+from extkv.whole_file import whole_file
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from extkv.dspark.train.batches import Batch
@@ -212,9 +212,8 @@ class Trainer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint, which appears under its name when it is whole."""
-        partial = Path(f"{os.fspath(path)}.partial")
-        torch.save(self.state_dict(), partial)
-        partial.replace(path)
+        with whole_file(path) as file:
+            torch.save(self.state_dict(), file)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Go on from a checkpoint.
