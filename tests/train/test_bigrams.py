@@ -86,6 +86,19 @@ def test_a_run_learns_them_once_and_logs_it(tmp_path):
     assert found[0]["student"] == "vanilla"
 
 
+def test_a_resumed_run_keeps_the_texts_that_it_is_given(tmp_path):
+    random_texts(3).save(tmp_path / "texts.npz")
+    first = Run(tiny_trainer(student_settings()), RunSettings(max_steps=1), tmp_path)
+    first.checkpoint()
+    given = random_texts(8)
+    for texts, expected in ((given, 8), (None, 3)):
+        run = Run(tiny_trainer(student_settings()), RunSettings(max_steps=1), tmp_path)
+        if texts is not None:
+            run.store = texts
+        run.resume()
+        assert len(run.store) == expected
+
+
 @pytest.mark.parametrize("head", ["rnn", "gated", "none"])
 def test_other_heads_learn_none(head):
     with pytest.raises(InvalidArgumentError, match=f"that of x is {head}"):

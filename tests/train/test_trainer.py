@@ -19,6 +19,7 @@ from extkv.dspark.train import (
     Trainer,
 )
 from extkv.dspark.train.batches import draw_batch
+from extkv.dspark.train.distributed import Ranks
 from extkv.dspark.train.optimizers import schedule
 from extkv.errors import InvalidArgumentError, ModelFileError
 from extkv.models.dspark import load_drafter, save_native, save_speculators
@@ -227,6 +228,21 @@ def test_two_processes_learn_as_one(tmp_path):
     alone, together = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     for name, tensor in alone.items():
         torch.testing.assert_close(tensor, together[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("has_own_texts", "num_read"), [(True, 12), (False, 6)])
+def test_a_process_reads_all_of_its_own_texts_or_half_of_common_ones(has_own_texts, num_read):
+    ranks = Ranks()
+    ranks.rank, ranks.size = 1, 2
+    trainer = Trainer(
+        float64_target(),
+        [student_settings()],
+        BatchSettings(batch_tokens=20),
+        ranks=ranks,
+        has_own_texts=has_own_texts,
+    )
+    batches = trainer._order.batches(random_texts(12, least=12).lengths)
+    assert len(np.unique(np.concatenate(batches))) == num_read
 
 
 def test_there_must_be_texts_and_different_names():

@@ -99,12 +99,15 @@ class Run:
         self._evaluated_at = self._saved_at = self._start
 
     def resume(self) -> None:
-        """Go on from the checkpoint and the texts of an earlier run in the directory.
+        """Go on from the checkpoint of an earlier run in the directory.
+
+        Its texts are read as well, unless the run was given texts.
 
         Raises:
             ModelFileError: If one of them cannot be read.
         """
-        self.store = TextStore.load(self._texts_path)
+        if len(self.store) == 0:
+            self.store = TextStore.load(self._texts_path)
         self.trainer.load(self.directory / CHECKPOINT_FILE)
         self._logged_step = self.trainer.num_steps
         self._logged_anchors = self.trainer.num_anchors

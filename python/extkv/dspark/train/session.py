@@ -159,7 +159,7 @@ def _run_of(  # noqa: PLR0917, all that a run is made of
         counts = _token_counts(settings, loaded, ranks, store, first_texts)
         students = [with_vocabulary(student, counts, loaded) for student in students]
     run = Run(
-        Trainer(loaded.model, students, settings.batches, ranks=ranks),
+        Trainer(loaded.model, students, settings.batches, ranks=ranks, has_own_texts=store is None),
         settings.run,
         settings.directory,
         source=None if store is not None else source,

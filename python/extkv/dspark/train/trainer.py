@@ -46,6 +46,7 @@ class Trainer:
         settings: BatchSettings,
         *,
         ranks: Ranks | None = None,
+        has_own_texts: bool = False,
     ) -> None:
         """Begin.
 
@@ -54,6 +55,8 @@ class Trainer:
             students: The drafters, of different names.
             settings: What a step reads.
             ranks: Processes that train together.
+            has_own_texts: Whether each of them has texts of its own and reads all of them, instead
+                of its share of the same texts.
 
         Raises:
             InvalidArgumentError: If there is no drafter, or two have one name.
@@ -68,11 +71,9 @@ class Trainer:
             Student(student, target, tap_layer_ids=self.tap_layer_ids) for student in students
         ]
         self.ranks = Ranks() if ranks is None else ranks
+        rank, num_ranks = (0, 1) if has_own_texts else (self.ranks.rank, self.ranks.size)
         self._order = BatchOrder(
-            batch_tokens=settings.batch_tokens,
-            seed=settings.seed,
-            rank=self.ranks.rank,
-            num_ranks=self.ranks.size,
+            batch_tokens=settings.batch_tokens, seed=settings.seed, rank=rank, num_ranks=num_ranks
         )
         self._generator = torch.Generator().manual_seed(settings.seed + 7919 * self.ranks.rank)
         self._num_drafts = {student.num_drafts for student in self.students}
