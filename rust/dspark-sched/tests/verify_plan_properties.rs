@@ -4,10 +4,13 @@
 
 mod speculation;
 
+use std::ops::RangeInclusive;
+
 use dspark_sched::step_cost::{CostTable, StepCost};
 use dspark_sched::verify_plan::{BudgetRule, DraftBatch, PlanCost, VerifyPlanner, exhaustive_plan};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::Index;
 use speculation::cost_of_times;
 
 /// Confidences, with ties and what is no probability among them.
@@ -21,7 +24,11 @@ fn confidence() -> impl Strategy<Value = f32> {
 
 /// Requests, drafts, confidences `[R, γ]`.
 fn confidences() -> impl Strategy<Value = (u32, usize, Vec<f32>)> {
-    (0_u32..=4, 1_usize..=4).prop_flat_map(|(num_requests, num_drafts)| {
+    confidences_of(0..=4)
+}
+
+fn confidences_of(requests: RangeInclusive<u32>) -> impl Strategy<Value = (u32, usize, Vec<f32>)> {
+    (requests, 1_usize..=4).prop_flat_map(|(num_requests, num_drafts)| {
         let cells = num_requests as usize * num_drafts;
         (Just(num_requests), Just(num_drafts), vec(confidence(), cells))
     })
@@ -125,14 +132,14 @@ proptest! {
     /// before it only, so `j`'s stays), drafts up to `j` of that row are admitted all the same.
     #[test]
     fn later_confidences_never_change_an_earlier_admission(
-        (num_requests, num_drafts, confidences) in confidences(),
+        (num_requests, num_drafts, confidences) in confidences_of(1..=4),
         cost in stairs(),
         budget in 0_u32..20,
-        row in 0_usize..4,
-        position in 0_usize..4,
+        row in any::<Index>(),
+        position in any::<Index>(),
         others in vec(confidence(), 4),
     ) {
-        prop_assume!(row < num_requests as usize && position < num_drafts);
+        let (row, position) = (row.index(num_requests as usize), position.index(num_drafts));
         let mut changed = confidences.clone();
         for later in position + 1..num_drafts {
             changed[row * num_drafts + later] = others[later];
