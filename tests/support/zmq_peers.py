@@ -109,11 +109,13 @@ class Peer:
 class FrontPeer(Peer):
     """A front end with any number of clients, and a coordinator if asked for."""
 
-    def __init__(self, *, num_clients: int = 1, coordinator: bool = False) -> None:
+    def __init__(
+        self, *, num_clients: int = 1, coordinator: bool = False, **outputs_options: int
+    ) -> None:
         super().__init__()
         self.handshake, self.address = self.bound(zmq.ROUTER)
         inputs = [self.bound(zmq.ROUTER) for _ in range(num_clients)]
-        outputs = [self.bound(zmq.PULL) for _ in range(num_clients)]
+        outputs = [self.bound(zmq.PULL, **outputs_options) for _ in range(num_clients)]
         self.inputs = [socket for socket, _ in inputs]
         self.outputs = [socket for socket, _ in outputs]
         self.addresses: dict[str, Any] = {

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import zmq
 from extkv.errors import (
     InvalidArgumentError,
     MalformedMessageError,
@@ -312,24 +311,24 @@ def test_large_outputs_arrive_whole_and_closing_waits_for_them():
 
 
 def test_a_client_that_does_not_read_is_a_typed_error_and_memory_stays_bounded():
-    with FrontPeer() as front:
-        # A small buffer on the other side, so that the network does not take it all.
-        for socket in front.outputs:
-            socket.setsockopt(zmq.RCVHWM, 1)
-        with connected(front, max_queued_bytes=1 << 20) as connection:
-            news = [RequestNews("r", list(range(20_000)))]
+    # Small buffers on the other side, so that it and the network do not take it all.
+    with (
+        FrontPeer(RCVHWM=1, RCVBUF=1 << 16) as front,
+        connected(front, max_queued_bytes=1 << 20) as connection,
+    ):
+        news = [RequestNews("r", list(range(20_000)))]
 
-            def send_many() -> None:
-                for _ in range(100_000):
-                    connection.send_outputs(0, news, timestamp=0.0)
+        def send_many() -> None:
+            for _ in range(100_000):
+                connection.send_outputs(0, news, timestamp=0.0)
 
-            with pytest.raises(StalledPeerError, match="client 0 does not read"):
-                send_many()
-            assert connection.num_queued_bytes(0) <= 1 << 20
-            end = [RequestNews("r", finish_reason=2)]
-            connection.send_outputs(0, end, timestamp=0.0, is_over_limit=True)
-            while front.next_output()[5] != 2:
-                pass
+        with pytest.raises(StalledPeerError, match="client 0 does not read"):
+            send_many()
+        assert connection.num_queued_bytes(0) <= 1 << 20
+        end = [RequestNews("r", finish_reason=2)]
+        connection.send_outputs(0, end, timestamp=0.0, is_over_limit=True)
+        while front.next_output()[5] != 2:
+            pass
 
 
 def test_a_front_end_that_goes_is_noticed():
