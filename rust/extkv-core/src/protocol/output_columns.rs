@@ -149,6 +149,12 @@ impl OutputColumns {
         self.id_spans.get(index).map(|span| self.text(*span))
     }
 
+    /// The request of one output as UTF-8, for those that check it themselves.
+    #[must_use]
+    pub fn request_id_bytes(&self, index: usize) -> Option<&[u8]> {
+        self.id_spans.get(index).and_then(|span| self.bytes(*span))
+    }
+
     /// Outputs with log-probabilities, rising by index.
     #[must_use]
     pub fn logprobs(&self) -> &[(u32, LogprobsSpans)] {
@@ -180,9 +186,12 @@ impl OutputColumns {
         Some(read)
     }
 
-    fn text(&self, (start, end): (u32, u32)) -> &str {
-        let bytes = self.frames.first().and_then(|frame| frame.get(start as usize..end as usize));
-        bytes.and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
+    fn bytes(&self, (start, end): (u32, u32)) -> Option<&[u8]> {
+        self.frames.first().and_then(|frame| frame.get(start as usize..end as usize))
+    }
+
+    fn text(&self, span: (u32, u32)) -> &str {
+        self.bytes(span).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default()
     }
 
     fn read_output(&mut self, reader: &mut Reader<'_>) -> DecodeResult<()> {

@@ -86,12 +86,13 @@ macro_rules! output_class {
             }
 
             #[getter]
-            fn request_id<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+            fn request_id<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
                 match &self.0 {
                     State::InBatch { batch, index } => {
-                        PyString::new(py, batch.columns().request_id(*index).unwrap_or_default())
+                        let id = batch.columns().request_id_bytes(*index).unwrap_or_default();
+                        PyString::from_bytes(py, id)
                     }
-                    State::Alone(output) => PyString::new(py, &output.request_id),
+                    State::Alone(output) => Ok(PyString::new(py, &output.request_id)),
                 }
             }
 
