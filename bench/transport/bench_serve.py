@@ -174,7 +174,7 @@ def median_of_pairs(first: list[float], second: list[float]) -> tuple[float, flo
 
 def compare(report: Report, ours: InProcess, served: Served, *, is_quick: bool) -> None:
     """Measure both and hold them to the targets."""
-    num_rounds, num_tokens = (6, 24) if is_quick else (100, 24)
+    num_rounds, num_tokens = (6, 24) if is_quick else (250, 24)
     samples = alternate(
         {
             IN_PROCESS: between_tokens_us(ours, num_tokens),
@@ -190,7 +190,7 @@ def compare(report: Report, ours: InProcess, served: Served, *, is_quick: bool) 
     report.add(shape, SERVED, samples[SERVED], peer=alone, extra=pairs)
     print(f"added per token: {added:.0f} us, between {low:.0f} and {high:.0f} with 95 %")
     report.at_most("added time between tokens, us", added, MAX_ADDED_US)
-    num_rounds, num_tokens = (3, 32) if is_quick else (15, 64)
+    num_rounds, num_tokens = (3, 32) if is_quick else (9, 64)
     samples = alternate(
         {
             IN_PROCESS: batch_us(ours, MAX_NUM_SEQS, num_tokens),
