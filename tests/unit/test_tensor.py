@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import signal
+import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 
@@ -542,22 +544,31 @@ def test_b120_views_alive_at_exit_are_harmless(run_python):
 
 def test_b123_other_python_threads_run_during_driver_calls():
     tensor = host(8 << 30)
-    tensor.resize_(1)
-    counted = 0
-    done = threading.Event()
+    has_begun = threading.Event()
+    is_asked = was_asked = False
 
-    def grow() -> None:
-        for size in range(1, 2000):
-            tensor.resize_per_segment_(size * GRANULE)
-        done.set()
+    def grow_until_asked() -> None:
+        nonlocal was_asked
+        until = time.monotonic() + 60
+        has_begun.set()
+        while not is_asked and time.monotonic() < until:
+            tensor.resize_per_segment_(4 << 30)
+            tensor.shrink_per_segment_(0)
+        was_asked = is_asked
 
-    thread = threading.Thread(target=grow)
-    thread.start()
-    while not done.is_set():
-        counted += 1
-    thread.join(timeout=60)
+    thread = threading.Thread(target=grow_until_asked)
+    interval = sys.getswitchinterval()
+    try:
+        # Python takes its lock from no thread now: only the calls let this one go on.
+        sys.setswitchinterval(1000)
+        thread.start()
+        has_begun.wait()
+        is_asked = True
+        thread.join(timeout=100)
+    finally:
+        sys.setswitchinterval(interval)
     assert not thread.is_alive()
-    assert counted > 0
+    assert was_asked
 
 
 def test_shape_with_one_free_dimension_of_zero_items():
