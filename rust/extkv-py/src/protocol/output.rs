@@ -88,10 +88,7 @@ macro_rules! output_class {
             #[getter]
             fn request_id<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyString>> {
                 match &self.0 {
-                    State::InBatch { batch, index } => {
-                        let id = batch.columns().request_id_bytes(*index).unwrap_or_default();
-                        PyString::from_bytes(py, id)
-                    }
+                    State::InBatch { batch, index } => batch.request_id(py, *index),
                     State::Alone(output) => Ok(PyString::new(py, &output.request_id)),
                 }
             }

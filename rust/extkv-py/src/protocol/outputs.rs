@@ -34,6 +34,15 @@ impl Batch {
         &self.message.outputs
     }
 
+    /// The request of one output; Python reads it as UTF-8.
+    pub(super) fn request_id<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+    ) -> PyResult<Bound<'py, PyString>> {
+        PyString::from_bytes(py, self.columns().request_id_bytes(index).unwrap_or_default())
+    }
+
     /// The new tokens of one output.
     pub(super) fn token_ids(&self, index: usize) -> &[i32] {
         self.columns().tokens_of(index)
@@ -147,8 +156,10 @@ macro_rules! outputs_class {
             #[getter]
             fn request_ids<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
                 let made = self.request_ids.get_or_try_init(py, || {
-                    let ids = self.batch.columns().request_ids();
-                    Ok::<_, PyErr>(PyList::new(py, ids.map(|id| PyString::new(py, id)))?.unbind())
+                    let one = |index| self.batch.request_id(py, index);
+                    let ids: Vec<_> =
+                        (0..self.batch.columns().len()).map(one).collect::<PyResult<_>>()?;
+                    Ok::<_, PyErr>(PyList::new(py, ids)?.unbind())
                 })?;
                 Ok(made.bind(py).clone())
             }
