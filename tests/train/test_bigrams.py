@@ -75,8 +75,8 @@ def test_a_run_learns_them_once_and_logs_it(tmp_path):
     texts.save(tmp_path / "texts.npz")
     for is_resumed in (False, True):
         trainer = tiny_trainer(student_settings(bigram_steps=STEPS), student_settings("rnn"))
-        run = Run(trainer, RunSettings(max_steps=3 if is_resumed else 2), tmp_path)
-        run.store = texts
+        settings = RunSettings(max_steps=3 if is_resumed else 2)
+        run = Run(trainer, settings, tmp_path, texts=texts)
         if is_resumed:
             run.resume()
         run.go()
@@ -92,9 +92,7 @@ def test_a_resumed_run_keeps_the_texts_that_it_is_given(tmp_path):
     first.checkpoint()
     given = random_texts(8)
     for texts, expected in ((given, 8), (None, 3)):
-        run = Run(tiny_trainer(student_settings()), RunSettings(max_steps=1), tmp_path)
-        if texts is not None:
-            run.store = texts
+        run = Run(first.trainer, RunSettings(max_steps=1), tmp_path, texts=texts)
         run.resume()
         assert len(run.store) == expected
 

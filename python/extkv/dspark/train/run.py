@@ -61,6 +61,7 @@ class Run:
         directory: str | Path,
         *,
         source: TextSource | None = None,
+        texts: TextStore | None = None,
         first_texts: TimedTexts | None = None,
         held_out: Mapping[str, TextStore] | None = None,
         verifier: str | None = None,
@@ -73,7 +74,9 @@ class Run:
             trainer: The trainer.
             settings: How long, and what is written when.
             directory: Where checkpoint, texts, log and drafters go.
-            source: Generates texts; None to train on those of the store.
+            source: Generates texts; None to train on those that are there.
+            texts: Texts to train on, also when the run is resumed; None for those of the directory
+                then, and for those that are generated.
             first_texts: Texts of the first round, where they were generated before.
             held_out: Texts to evaluate on, by name; the first decides which drafter is best.
             verifier: Name of the target in the drafters' files.
@@ -83,7 +86,8 @@ class Run:
         self.trainer, self.settings = trainer, settings
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.store = TextStore()
+        self.store = TextStore() if texts is None else texts
+        self._has_given_texts = texts is not None
         self.best: dict[str, float] = {}
         self._source, self._held_out = source, dict(held_out or {})
         self._first_texts = first_texts
@@ -106,7 +110,7 @@ class Run:
         Raises:
             ModelFileError: If one of them cannot be read.
         """
-        if len(self.store) == 0:
+        if not self._has_given_texts:
             self.store = TextStore.load(self._texts_path)
         self.trainer.load(self.directory / CHECKPOINT_FILE)
         self._logged_step = self.trainer.num_steps

@@ -163,14 +163,13 @@ def _run_of(  # noqa: PLR0917, all that a run is made of
         settings.run,
         settings.directory,
         source=None if store is not None else source,
+        texts=store,
         first_texts=first_texts,
         held_out=held_out,
         verifier=settings.verifier or loaded.path.stem,
         writes_drafters=settings.writes_drafters,
         on_progress=on_progress,
     )
-    if store is not None:
-        run.store = store
     if settings.is_resumed:
         run.resume()
     return run
@@ -254,17 +253,19 @@ def held_out_texts(
     if settings.is_resumed and all(file.exists() for file in files.values()):
         found = {key: TextStore.load(file) for key, file in files.items()}
     else:
-        found = {key: TextStore() for key in files}
+        found = {}
         for heat in (0.0, 1.0):
             # All sets together: a batch takes as long as its longest answer.
             texts = source.answer(list(name_of), heat)
-            for text in sorted(texts, key=lambda text: list(text.token_ids)):
-                name = name_of[tuple(text.token_ids[: text.answer_start])]
-                found[name, heat].extend([text])
+            texts.sort(key=lambda text: list(text.token_ids))
+            of_set: dict[str, list[Text]] = {name: [] for name in sets}
+            for text in texts:
+                of_set[name_of[tuple(text.token_ids[: text.answer_start])]].append(text)
+            found |= {(name, heat): store_of(own) for name, own in of_set.items()}
         if ranks.rank == 0:
             for key, store in found.items():
                 store.save(files[key])
-    return {f"{name} T={heat:.0f}": store for (name, heat), store in found.items()}
+    return {f"{name} T={heat:.0f}": found[name, heat] for name, heat in files}
 
 
 def store_of(texts: Sequence[Text]) -> TextStore:
