@@ -28,7 +28,14 @@ if TYPE_CHECKING:
     from extkv.dspark.train import StudentSettings
     from extkv.models import LoadedModel
 
-# What each row changes in the base: vanilla head of rank 64, 3 layers, 7 drafts, 5 taps, AdamW.
+# The base: vanilla head of rank 64, 3 layers of random numbers, 7 drafts of 8,192 tokens, 5 taps.
+BASE: dict[str, Any] = {
+    "initial": "random",
+    "optimizer": "muon",
+    "lr": 3e-3,
+    "draft_vocab_size": 8192,
+}
+# What each row changes in it.
 ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "head-none": {"head": "none"},
@@ -43,15 +50,14 @@ ROWS: dict[str, dict[str, Any]] = {
     "drafts-5": {"num_drafts": 5},
     "taps-1": {"num_taps": 1},
     "taps-3": {"num_taps": 3},
-    "initial-random": {"initial": "random"},
-    "bigrams": {"bigram_steps": 600},
-    "initial-random-bigrams": {"initial": "random", "bigram_steps": 600},
-    "initial-random-muon": {"initial": "random", "optimizer": "muon", "lr": 3e-3},
-    "vocabulary-8192": {"draft_vocab_size": 8192},
+    "bigrams": {"bigram_steps": 1500},
     "cross-entropy": {"ce_weight": 1.0, "tv_weight": 0.2},
-    "optimizer-muon": {"optimizer": "muon"},
-    "lr-3e-3": {"lr": 3e-3},
-    "muon-lr-3e-3": {"optimizer": "muon", "lr": 3e-3},
+    "vocabulary-whole": {"draft_vocab_size": 0},
+    "initial-target": {"initial": "target"},
+    "adamw-lr-1e-3": {"optimizer": "adamw", "lr": 1e-3},
+    "adamw-lr-3e-3": {"optimizer": "adamw"},
+    "muon-lr-1e-3": {"lr": 1e-3},
+    "muon-lr-1e-2": {"lr": 1e-2},
 }
 
 
@@ -119,7 +125,7 @@ def main() -> None:
                 loaded.config,
                 mask_token_id=arguments.mask_token_id,
                 seed=arguments.seed,
-                **ROWS[name],
+                **(BASE | ROWS[name]),
             )
             for name in arguments.rows
         ]
@@ -134,6 +140,7 @@ def main() -> None:
             {
                 "name": name,
                 "changes": ROWS[name],
+                "settings": BASE | ROWS[name],
                 "seed": arguments.seed,
                 "command": command,
                 "steps": last.get(name, {}).get("step"),

@@ -25,7 +25,7 @@ if [ "$device" = cpu ]; then
     engine=(--max-num-seqs 16)
     sizes=(--num-prompts 20 --max-tokens 128)
 else
-    shape=(--num-layers 3 --initial random --optimizer muon --lr 3e-3 --bigram-steps 1500)
+    shape=(--num-layers 3 --draft-vocab-size 8192 --bigram-steps 1500 --initial random --optimizer muon --lr 3e-3)
     batches=(--batch-tokens 16384 --batch-blocks 4096)
     engine=(--max-num-seqs 512)
     sizes=(--num-prompts 80 --max-tokens 512)
