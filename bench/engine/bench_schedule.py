@@ -73,11 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
     result = bench_schedule(
         pin,
         ScheduleSettings(
-            num_requests=BATCHES[::2] if arguments.quick else BATCHES,
+            num_requests=BATCHES[::2] if arguments.quick else tuple(arguments.batches),
             fixed_lens=FIXED[1::2] if arguments.quick else FIXED,
             num_warmup_steps=40,
             num_steps=60,
             num_rounds=1 if arguments.quick else 2,
+            min_seconds=arguments.min_seconds,
             acceptance_rates=RATES,
         ),
         source,
@@ -106,6 +107,8 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--step-cost", type=Path, help="table of `extkv profile`")
     parser.add_argument("--points", type=Path, help="write the points as JSON to this file")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--min-seconds", type=float, default=1.5, help="of each measurement")
     run(parser.parse_args())
 
 

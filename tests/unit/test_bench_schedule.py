@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from extkv.bench import schedule
 from extkv.bench.plots import SYNTHETIC, plot_reliability, plot_schedule, require_matplotlib
 from extkv.bench.reliability import ReliabilityBin
 from extkv.bench.schedule import (
@@ -15,6 +16,7 @@ from extkv.bench.schedule import (
     ScheduleSettings,
     bench_schedule,
 )
+from extkv.bench.steady_load import SteadyLoad
 from extkv.bench.verify_pin import VerifyPin
 from extkv.errors import InvalidArgumentError, MissingPackageError
 from support.drafted_engines import drafted_engine
@@ -164,6 +166,35 @@ def test_a_reliability_diagram_names_positions_and_errors(tmp_path, monkeypatch)
     ]
 
 
+def test_steps_go_on_for_the_least_seconds_while_there_is_room(pin):
+    counts = []
+
+    class CountingLoad(SteadyLoad):
+        def step_us(self):
+            counts[-1] += 1
+            return super().step_us()
+
+        def resize(self, num_requests):
+            if num_requests:
+                counts.append(0)
+            super().resize(num_requests)
+
+    settings = replace(SETTINGS, num_requests=(1,), num_rounds=1, fixed_lens=(4,))
+    least = settings.num_warmup_steps + settings.num_steps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "SteadyLoad", CountingLoad)
+        found = bench_schedule(pin, replace(settings, min_seconds=0.5), SOURCE)
+        assert min(counts) > least
+        counts.clear()
+        crowded = replace(settings, context_len=440, min_seconds=1e9)
+        endless = bench_schedule(pin, crowded, SOURCE)
+        # No request was ended for want of room, and none could have gone on.
+        assert 512 - 440 - 3 * 5 <= counts[0] <= 512 - 440
+    for result in (found, endless):
+        assert [point.schedule for point in result.points] == ["no drafts", "fixed 4", "scheduled"]
+        assert result.points[0].tokens_per_step == pytest.approx(1)
+
+
 def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingPackageError, match=r"run `pip install 'extkv\[plot\]'`"):
@@ -177,6 +208,7 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
         ({"fixed_lens": (0,)}, "fixed_lens is"),
         ({"num_steps": 0}, "num_steps is 0"),
         ({"context_len": 0}, "context_len is 0"),
+        ({"min_seconds": -1.0}, "min_seconds is -1.0"),
     ],
     ids=str,
 )

@@ -38,6 +38,8 @@ class ScheduleSettings:
         num_warmup_steps: Steps of each load and schedule that do not count; the schedule learns.
         num_steps: Steps that do, in each round.
         num_rounds: Rounds over all schedules of a load; their median counts.
+        min_seconds: Steps go on for so long, as far as sequences have room: a schedule tries other
+            plans now and then, and a window with one try too many says little.
         acceptance_rates: Synthetic chances of acceptance that the engine was made with, if any.
     """
 
@@ -47,6 +49,7 @@ class ScheduleSettings:
     num_warmup_steps: int = 60
     num_steps: int = 60
     num_rounds: int = 2
+    min_seconds: float = 0.0
     acceptance_rates: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -62,6 +65,8 @@ class ScheduleSettings:
         for name in ("context_len", "num_warmup_steps", "num_steps", "num_rounds"):
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if not self.min_seconds >= 0:
+            raise InvalidArgumentError(f"min_seconds is {self.min_seconds}, expected 0 or more")
 
     def num_tokens_per_request(self, num_drafts: int) -> int:
         """Return the most tokens that a request may come to, its prompt included."""
@@ -228,6 +233,8 @@ def bench_schedule(
     schedules |= {f"fixed {length}": length for length in settings.fixed_lens}
     schedules[SCHEDULED] = None
     points: list[SchedulePoint] = []
+    # Of two steps: the engine may work one ahead.
+    room = 2 * (1 + pin.num_drafts)
     total = len(settings.num_requests) * settings.num_rounds * len(schedules)
     done = 0
     for num_requests in settings.num_requests:
@@ -239,7 +246,7 @@ def bench_schedule(
                     pin.release()
                 else:
                     pin.set(length)
-                rounds[name].append(_run(load, num_requests, settings))
+                rounds[name].append(_run(load, num_requests, settings, room))
                 done += 1
                 if on_progress is not None:
                     on_progress("measuring schedules", done, total)
@@ -255,21 +262,26 @@ class _Round:
     tokens_per_step: float
 
 
-def _run(load: SteadyLoad, num_requests: int, settings: ScheduleSettings) -> _Round:
+def _run(load: SteadyLoad, num_requests: int, settings: ScheduleSettings, room: int) -> _Round:
     try:
         load.resize(num_requests)
         for _ in range(settings.num_warmup_steps):
             load.step_us()
         before, start = load.num_tokens, time.perf_counter()
-        for _ in range(settings.num_steps):
+        elapsed_s, num_steps = 0.0, 0
+        while num_steps < settings.num_steps or (
+            elapsed_s < settings.min_seconds and load.room >= room
+        ):
             load.step_us()
-        elapsed_s, num_tokens = time.perf_counter() - start, load.num_tokens - before
+            num_steps += 1
+            elapsed_s = time.perf_counter() - start
+        num_tokens = load.num_tokens - before
     finally:
         load.close()
     return _Round(
         num_tokens / elapsed_s,
-        elapsed_s / settings.num_steps * 1e6,
-        num_tokens / settings.num_steps / num_requests,
+        elapsed_s / num_steps * 1e6,
+        num_tokens / num_steps / num_requests,
     )
 
 
