@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from extkv.dspark.train.report import read_log
-from extkv.dspark.train.texts import TextStore
 from extkv.models.default_model import DEFAULT_DRAFTER
 from extkv.models.dspark.config_file import read_drafter_config
 
@@ -105,7 +104,7 @@ def main() -> None:
         )
     log = read_log(arguments.run / "log.jsonl")
     steps = [line for line in log if line["event"] == "train" and line["student"] == "drafter"]
-    texts = TextStore.load(arguments.run / "texts.npz")
+    generated = [line for line in log if line["event"] == "generated"]
     config = read_drafter_config(weights)
     accept = json.loads(arguments.accept.read_text(encoding="utf-8"))
     num_blocks = sum(
@@ -118,7 +117,7 @@ def main() -> None:
         shape=shape(config),
         hardware=arguments.hardware,
         seconds=arguments.seconds,
-        num_tokens=texts.num_tokens,
+        num_tokens=generated[-1]["total_tokens"],
         num_steps=steps[-1]["step"],
         num_blocks=round(num_blocks),
         command=arguments.command,
