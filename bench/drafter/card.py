@@ -28,7 +28,7 @@ A small decoder that drafts {num_drafts} tokens at a time for the model of the p
 
 It was trained on {hardware}, on the target's own answers (T = 0 and T = 1) to prompts from
 templates and to questions of the target's own: {num_tokens:,} tokens, {num_steps:,} steps,
-{num_blocks:,} blocks, in {seconds:,.0f} s. The prompts below were not trained on, but instructions
+{num_blocks:,} blocks, in {seconds:,.0f} s, seed {seed}. The prompts below were not trained on, but instructions
 of the templates are worded like those of GSM8K and HumanEval.
 
 ```
@@ -56,9 +56,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="RUN/drafter/speculators by default")
     parser.add_argument("--accept", type=Path, required=True, help="JSON of extkv bench accept")
     parser.add_argument("--sts", type=Path, help="temperatures of extkv calibrate")
+    parser.add_argument(
+        "--check", type=Path, help="JSON of extkv calibrate --temperatures: rounds of other prompts"
+    )
     parser.add_argument("--command", required=True, help="how it was trained")
     parser.add_argument("--hardware", required=True, help="what it was trained on")
     parser.add_argument("--seconds", type=float, required=True, help="how long that took")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run")
     parser.add_argument("--out", type=Path, default=DEFAULT_DRAFTER)
     return parser.parse_args()
 
@@ -86,6 +90,29 @@ def shape(config: DSparkConfig) -> str:
     return ", ".join(parts)
 
 
+def calibration(sts: Path, check: Path | None) -> str:
+    """Return what is known of the confidences."""
+    fitted = json.loads(sts.read_text(encoding="utf-8"))
+    columns = {
+        "before": fitted["ece_before"],
+        f"after, {fitted['num_samples']:,} rounds of the fit": fitted["ece_after"],
+    }
+    if check is not None:
+        found = json.loads(check.read_text(encoding="utf-8"))
+        name = f"after, {found['num_rounds']:,} rounds of other prompts"
+        columns[name] = [place["ece_after"] for place in found["positions"]]
+    rows = "\n".join(
+        f"| {place} | " + " | ".join(f"{error:.1%}" for error in errors) + " |"
+        for place, errors in enumerate(zip(*columns.values(), strict=True), start=1)
+    )
+    return (
+        "\n## Confidence\n\n`sts.json` has the temperatures of its confidences "
+        "(`extkv calibrate`): `confidence_temperatures` of\n`speculative_config`. Expected "
+        "calibration error (ECE) of what a draft and all before it are accepted with:\n\n"
+        f"| draft | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}\n{rows}\n"
+    )
+
+
 def main() -> None:
     """Copy the files and write the card."""
     arguments = parse()
@@ -98,10 +125,7 @@ def main() -> None:
     temperatures = ""
     if arguments.sts is not None:
         shutil.copyfile(arguments.sts, arguments.out / "sts.json")
-        temperatures = (
-            "\n`sts.json` has the temperatures of its confidences (`extkv calibrate`): "
-            "`confidence_temperatures` of `speculative_config`.\n"
-        )
+        temperatures = calibration(arguments.sts, arguments.check)
     log = read_log(arguments.run / "log.jsonl")
     steps = [line for line in log if line["event"] == "train" and line["student"] == "drafter"]
     generated = [line for line in log if line["event"] == "generated"]
@@ -117,6 +141,7 @@ def main() -> None:
         shape=shape(config),
         hardware=arguments.hardware,
         seconds=arguments.seconds,
+        seed=arguments.seed,
         num_tokens=generated[-1]["total_tokens"],
         num_steps=steps[-1]["step"],
         num_blocks=round(num_blocks),
