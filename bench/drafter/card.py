@@ -28,8 +28,8 @@ A small decoder that drafts {num_drafts} tokens at a time for the model of the p
 
 It was trained on {hardware}, on the target's own answers (T = 0 and T = 1) to prompts from
 templates and to questions of the target's own: {num_tokens:,} tokens, {num_steps:,} steps,
-{num_blocks:,} blocks, in {seconds:,.0f} s, seed {seed}. The prompts below were not trained on, but instructions
-of the templates are worded like those of GSM8K and HumanEval.
+{num_blocks:,} blocks, in {seconds:,.0f} s, seed {seed}. The prompts below were not trained on, but
+instructions of the templates are worded like those of GSM8K and HumanEval.
 
 ```
 {command}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,19 @@ def test_b125_wheel_is_abi3_and_does_not_link_libpython(wheel: Path):
         "extkv/cli/__init__.py",
     ):
         assert expected in names
+
+
+def test_the_wheel_has_every_file_of_the_shipped_drafter(wheel: Path):
+    folder = "extkv/drafters/smollm2-135m-instruct"
+    paths = sorted((ROOT / "python" / folder).iterdir())
+    assert paths
+    with zipfile.ZipFile(wheel) as archive:
+        found = {
+            entry.filename: entry.CRC
+            for entry in archive.infolist()
+            if entry.filename.startswith(folder)
+        }
+    assert found == {f"{folder}/{path.name}": zlib.crc32(path.read_bytes()) for path in paths}
 
 
 def test_wheel_installs_into_a_clean_venv_and_imports_without_libcuda(wheel: Path, tmp_path: Path):
