@@ -28,7 +28,7 @@ from support.shipped_drafter import MAX_TOKENS, PROMPTS, answer, file_hashes, lo
 RECORD = Path(__file__).parent / "data" / "shipped_drafter.json"
 FOLDER = Path(extkv.__file__).parent / "drafters" / "smollm2-135m-instruct"
 TEMPERATURES = FOLDER / "sts.json"
-MIB = 1 << 20
+MEGABYTE = 1_000_000
 
 
 def shards() -> list[Path]:
@@ -77,8 +77,8 @@ def test_its_files_are_those_recorded(recorded):
 
 def test_its_weights_are_small_enough_for_a_repository():
     sizes = [path.stat().st_size for path in shards()]
-    assert max(sizes) <= 16 * MIB
-    assert sum(sizes) <= 40 * MIB
+    assert max(sizes) <= 16 * MEGABYTE
+    assert sum(sizes) <= 40 * MEGABYTE
 
 
 def test_every_prompt_is_recorded(recorded):
