@@ -117,7 +117,7 @@ def answer(
     max_num_seqs: int = len(PROMPTS),
 ) -> list[DraftedAnswer]:
     """Answer the prompts greedily, none from the prefix cache."""
-    with _threads(num_threads):
+    with threads(num_threads):
         llm = LLM(
             target,
             drafter,
@@ -158,7 +158,8 @@ def _answer(llm: LLM) -> list[DraftedAnswer]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Compute with so many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
