@@ -66,7 +66,7 @@ def run_directory(tmp_path_factory):
     questions.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in PROMPTS))
     run_command(
         "calibrate", model, drafter, "--device", "cpu", "--chat", "--prompts", questions,
-        "--max-tokens", 40, "--min-rounds", 20, "--out", out / "sts.json",
+        "--max-tokens", 40, "--min-rounds", 10, "--out", out / "sts.json",
     )  # fmt: skip
     return out
 
