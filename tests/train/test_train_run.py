@@ -89,7 +89,9 @@ def test_the_engine_accepts_what_was_measured_at_temperature_0(trained, model_pa
         "bench", "accept", model_path, out / "drafter" / "speculators", "--prompts", prompts_path,
         "--temperature", 0, "--max-tokens", 24, "--device", "cpu", "--json", "--compare",
     )  # fmt: skip
-    (row,) = json.loads(text)["rows"]
+    found = json.loads(text)
+    (row,) = found["rows"]
+    assert {"commit", "command", "date", "torch"} <= found["environment"].keys()
     assert row["equal_ratio"] == 1.0
     assert row["num_answers"] == 5
     # The engine answers the second turn too, and counts the last round of an answer in full.

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from extkv.bench.comparison import environment
+from extkv.bench.provenance import run_facts
 from extkv.errors import InvalidArgumentError
 from extkv.prompt_files import read_turns
 from extkv.sampling_params import SamplingParams
@@ -115,7 +116,8 @@ def measure_acceptance(
 
 def to_json(rows: Sequence[AcceptanceRow], **facts: Any) -> str:  # noqa: ANN401, any JSON
     """Return rows with facts about the run as one JSON object."""
-    values = {**facts, "rows": [asdict(row) for row in rows], "environment": environment()}
+    where = environment() | run_facts()
+    values = {**facts, "rows": [asdict(row) for row in rows], "environment": where}
     return json.dumps(values)
 
 

@@ -40,20 +40,23 @@ def provenance(pair: Pair, **facts: object) -> dict[str, str]:
         "extkv": extkv.__version__,
         "torch": torch.__version__,
         "num_threads": torch.get_num_threads(),
-        "commit": commit(),
-        "command": _command(),
-        "date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
+        **run_facts(),
     }
     return {name: str(value) for name, value in (values | facts).items()}
 
 
+def run_facts() -> dict[str, str]:
+    """Say which commit ran, by which command, and when."""
+    return {
+        "commit": commit(),
+        "command": _command(),
+        "date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
 def fit_facts() -> dict[str, str]:
     """Describe a fit of what was measured elsewhere, beside where that was."""
-    return {
-        "fit_command": _command(),
-        "fit_commit": commit(),
-        "fit_date": dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="seconds"),
-    }
+    return {f"fit_{name}": value for name, value in run_facts().items()}
 
 
 def _command() -> str:
