@@ -17,11 +17,9 @@ model=${MODEL:-$($python -c 'from extkv.models import find_default_model; print(
 draft=$run/drafter/speculators
 mkdir -p "$run"
 
-sets=()
-evaluated=()
+files=()
 for name in gsm8k humaneval math500 mt-bench; do
-    sets+=(--prompts "$prompts/$name.jsonl")
-    evaluated+=("$prompts/$name.jsonl")
+    files+=("$prompts/$name.jsonl")
 done
 # A token that no answer has stands in the empty slots.
 common=(--model "$model" --device "$device" --mask-token-id 16)
@@ -41,23 +39,23 @@ fi
 case $step in
 train)
     exec "$python" -m extkv train-drafter "${common[@]}" "${shape[@]}" "${batches[@]}" "${engine[@]}" \
-        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" "${evaluated[@]/#/--evaluate=}" \
+        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" "${files[@]/#/--evaluate=}" \
         --verifier HuggingFaceTB/SmolLM2-135M-Instruct "$@"
     ;;
 ablate)
     exec "$python" -m bench.drafter.ablate "${common[@]}" "${engine[@]}" --directory "$run" \
-        --evaluate "${evaluated[@]}" --out "$run/ablate.json" "$@"
+        --evaluate "${files[@]}" --out "$run/ablate.json" "$@"
     ;;
 accept)
     exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" "${sizes[@]}" \
-        "${sets[@]}" --out "$run/accept.json" "$@"
+        "${files[@]/#/--prompts=}" --out "$run/accept.json" "$@"
     ;;
 speed)
     # The first answers of an engine are slower.
     head -n 2 "$prompts/gsm8k.jsonl" >"$run/warm-up.jsonl"
     exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" --compare \
         --max-num-seqs 1 --num-prompts 6 --max-tokens 256 --prompts "$run/warm-up.jsonl" \
-        "${sets[@]}" --out "$run/speed.json" "$@"
+        "${files[@]/#/--prompts=}" --out "$run/speed.json" "$@"
     ;;
 calibrate)
     "$python" -m bench.drafter.calibration_prompts "$prompts" "$run"
