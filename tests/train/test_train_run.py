@@ -143,6 +143,28 @@ def test_a_run_goes_on_from_its_directory(trained, model_path):
 
 
 @pytest.mark.slow
+def test_a_run_begins_as_the_drafter_of_another(trained, model_path, prompts_path, tmp_path):
+    out, results = trained
+    few = out / "few" / "speculators"
+    printed = run_command(
+        "train-drafter", "--model", model_path, "--device", "cpu", "--out", tmp_path / "out",
+        "--initial", few, "--texts", out / "texts.npz", "--max-steps", 2, "--max-tokens", 24,
+        "--num-held-out", 4, "--max-text-len", 300, "--max-num-seqs", 16, "--batch-tokens", 1024,
+        "--batch-blocks", 64, "--num-layers", 1, "--num-drafts", 3, "--num-taps", 1,
+        "--markov-rank", 32, "--draft-vocab-size", 48, "--lr", 1e-6, "--evaluate", prompts_path,
+    )  # fmt: skip
+    found = json.loads(printed.splitlines()[-1])["drafter"]["four T=0"]["accepted_length"]
+    assert found == pytest.approx(results["few"]["four T=0"]["accepted_length"], rel=0.01)
+    assert not (tmp_path / "out" / "token_counts.npy").exists()
+    target = load_model(model_path).model
+    ids = [
+        load_drafter(path, target).weights.target_ids.tolist()
+        for path in (few, tmp_path / "out" / "drafter" / "speculators")
+    ]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.slow
 def test_processes_of_torchrun_train_one_drafter(model_path, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

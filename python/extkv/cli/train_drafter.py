@@ -85,7 +85,10 @@ def train_drafter(
     ] = 0.9,
     optimizer: Annotated[OptimizerChoice, typer.Option(help="Optimizer.")] = OptimizerChoice.ADAMW,
     lr: Annotated[float, typer.Option(help="Largest learning rate.")] = 1e-3,
-    initial: Annotated[str, typer.Option(help="Where layers begin: target or random.")] = "target",
+    initial: Annotated[
+        str,
+        typer.Option(help="Where it begins: target, random, or the directory of a drafter."),
+    ] = "target",
     batch_tokens: Annotated[int, typer.Option(min=8, help="Tokens of a batch.")] = 32_768,
     batch_blocks: Annotated[int, typer.Option(min=8, help="Draft blocks of a batch.")] = 8192,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 448,

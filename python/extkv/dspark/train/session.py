@@ -152,7 +152,7 @@ def _run_of(  # noqa: PLR0917, all that a run is made of
     held_out = held_out_texts(settings, loaded, source, ranks)
     store = None if settings.texts is None else TextStore.load(settings.texts)
     students, first_texts = make_students(loaded), None
-    if any(student.is_reduced for student in students):
+    if any(student.lacks_vocabulary for student in students):
         # Which tokens they draft follows from the first texts.
         if store is None and not settings.is_resumed:
             first_texts = generate_timed(source, settings.run.generation_s)
@@ -216,7 +216,7 @@ def with_vocabulary(
     student: StudentSettings, counts: Int64Array, loaded: LoadedModel
 ) -> StudentSettings:
     """Choose the tokens that a drafter of a reduced vocabulary drafts."""
-    if not student.is_reduced:
+    if not student.lacks_vocabulary:
         return student
     ends = loaded.generation.eos_token_ids or loaded.tokenizer.stop_token_ids
     tokens = most_frequent_tokens(counts, student.config.num_draft_tokens, always=ends)

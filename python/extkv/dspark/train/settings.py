@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from extkv.errors import InvalidArgumentError
@@ -11,7 +12,8 @@ if TYPE_CHECKING:
     from extkv.models.dspark import DSparkConfig
 
 OptimizerName = Literal["adamw", "muon"]
-InitialWeights = Literal["target", "random"]
+# Where layers can begin, besides the directory of a drafter.
+INITIAL_NAMES = ("target", "random")
 # Blocks and lengths are multiples of this, so that attention masks stay aligned.
 ALIGNMENT = 8
 
@@ -91,7 +93,8 @@ class StudentSettings:
         config: Its shape.
         loss: Its loss.
         optimizer: Its optimizer.
-        initial: Where its layers begin: at layers of the target, or at random numbers.
+        initial: Where it begins: with its layers at layers of the ``"target"`` or at ``"random"``
+            numbers, or as the drafter in a directory, which has its shape and its draft tokens.
         seed: Seed of the random numbers.
         bigram_steps: Steps in which a vanilla Markov head learns which token follows which before
             the run; the backbone begins nearly silent then. See `learn_bigrams`.
@@ -99,15 +102,15 @@ class StudentSettings:
             every token. Chosen after texts are there, see `most_frequent_tokens`.
 
     Raises:
-        InvalidArgumentError: If the drafter has sliding windows, or bigrams are to be learnt by a
-            head that is not vanilla.
+        InvalidArgumentError: If the drafter has sliding windows, bigrams are to be learnt by a
+            head that is not vanilla or that a drafter brings along, or `initial` is no directory.
     """
 
     name: str
     config: DSparkConfig
     loss: LossSettings = field(default_factory=LossSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    initial: InitialWeights = "target"
+    initial: str = "target"
     seed: int = 0
     bigram_steps: int = 0
     draft_token_ids: tuple[int, ...] | None = None
@@ -116,6 +119,16 @@ class StudentSettings:
     def is_reduced(self) -> bool:
         """Whether some tokens of the target cannot be drafted."""
         return self.config.num_draft_tokens != self.config.backbone.vocab_size
+
+    @property
+    def first_drafter(self) -> Path | None:
+        """The directory of the drafter that it begins as; None where it begins anew."""
+        return None if self.initial in INITIAL_NAMES else Path(self.initial)
+
+    @property
+    def lacks_vocabulary(self) -> bool:
+        """Whether its draft tokens are still to be chosen."""
+        return self.is_reduced and self.draft_token_ids is None and self.first_drafter is None
 
     def __post_init__(self) -> None:
         """Refuse what the trainer does not compute."""
@@ -131,9 +144,14 @@ class StudentSettings:
             found = self.config.markov_head_type if self.config.markov_rank else "none"
             msg = f"bigrams are learnt by a vanilla Markov head, that of {self.name} is {found}"
             raise InvalidArgumentError(msg)
-        if self.initial not in get_args(InitialWeights):
-            known = ", ".join(get_args(InitialWeights))
-            raise InvalidArgumentError(f"initial is {self.initial!r}, known: {known}")
+        first = self.first_drafter
+        if first is not None and not first.is_dir():
+            known = ", ".join(INITIAL_NAMES)
+            msg = f"initial is {self.initial!r}, expected {known} or the directory of a drafter"
+            raise InvalidArgumentError(msg)
+        if first is not None and self.bigram_steps:
+            msg = f"bigram_steps is {self.bigram_steps}, expected 0: {self.name} begins as {first}"
+            raise InvalidArgumentError(msg)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from extkv.models.dspark.random_drafter import default_tap_layer_ids
 if TYPE_CHECKING:
     from typing import Any
 
-    from extkv.dspark.train.settings import InitialWeights, OptimizerName
+    from extkv.dspark.train.settings import OptimizerName
     from extkv.models import ModelConfig
 
 LAYOUTS = ("anchor", "fill-in")
@@ -33,7 +33,7 @@ def student_of(
     layout: str = "anchor",
     optimizer: OptimizerName = "adamw",
     lr: float = 1e-3,
-    initial: InitialWeights = "target",
+    initial: str = "target",
     seed: int = 0,
     draft_vocab_size: int = 0,
     bigram_steps: int = 0,
