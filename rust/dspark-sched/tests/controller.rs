@@ -366,7 +366,7 @@ fn a_gate_probes_at_doubling_intervals_and_explores_in_turns() {
 fn a_probe_waits_until_steps_without_drafts_have_paid_for_it() {
     let mut gate = gate(0.125);
     // Of 5 plain steps: 40 at an eighth.
-    let price = || ProbeOutlook { plain_us: 10.0, extra_us: 50.0, worth: 1.0 };
+    let price = || ProbeOutlook { plain_us: 10.0, extra_us: 50.0, worth: 1.0, num_drafts: 64 };
     let is_probe: Vec<bool> =
         (0..500).map(|_| gate.decide(-0.5, price) == GateState::Probe).collect();
     let probes: Vec<usize> = (0..500).filter(|&step| is_probe[step]).collect();
@@ -385,7 +385,7 @@ fn time_without_probes_pays_for_a_row_of_them() {
     let mut gate = DraftGate::new(settings).unwrap();
     // A probe of a plain step: 8 steps pay for it.
     let mut next = |worth: f64| {
-        let outlook = || ProbeOutlook { plain_us: 8.0, extra_us: 8.0, worth };
+        let outlook = || ProbeOutlook { plain_us: 8.0, extra_us: 8.0, worth, num_drafts: 64 };
         (1..2000).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap()
     };
     let first: Vec<usize> = (0..9).map(|_| next(1.0)).collect();
@@ -401,12 +401,53 @@ fn good_news_ask_for_the_next_probe_soon() {
         GateSettings { probe_interval: 16, max_probe_interval: 64, ..GateSettings::default() };
     let mut gate = DraftGate::new(settings).unwrap();
     let mut next_probe = |worth: f64| {
-        let outlook = || ProbeOutlook { plain_us: 100.0, extra_us: 1.0, worth };
+        let outlook = || ProbeOutlook { plain_us: 100.0, extra_us: 1.0, worth, num_drafts: 64 };
         (1..99).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap()
     };
     assert_eq!([1.0, 1.0, 0.9, 1.0].map(&mut next_probe), [16, 32, 64, 64]);
     // Each probe brings more than the one before, until one does not.
     assert_eq!([1.3, 1.7, 3.0, 3.1, 3.1, 3.1].map(&mut next_probe), [8, 8, 8, 16, 32, 64]);
+}
+
+#[test]
+fn small_probes_come_in_rows_that_verify_what_a_large_one_does() {
+    let settings =
+        GateSettings { probe_interval: 16, max_probe_interval: 64, ..GateSettings::default() };
+    for (num_drafts, row) in [(7, 10), (28, 3), (63, 2), (64, 1), (448, 1)] {
+        let mut gate = DraftGate::new(settings).unwrap();
+        let outlook = || ProbeOutlook { plain_us: 100.0, extra_us: 1.0, worth: 1.0, num_drafts };
+        let mut next = || (1..99).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap();
+        for interval in [16, 32, 64, 64] {
+            assert_eq!(next(), interval, "{num_drafts} drafts");
+            let others: Vec<usize> = (1..row).map(|_| next()).collect();
+            assert_eq!(others, vec![8; row - 1], "{num_drafts} drafts");
+        }
+    }
+}
+
+#[test]
+fn a_row_of_small_probes_is_paid_for_too() {
+    let mut gate = gate(0.125);
+    let price = || ProbeOutlook { plain_us: 10.0, extra_us: 50.0, worth: 1.0, num_drafts: 7 };
+    let probes: Vec<usize> =
+        (0..500).filter(|_| gate.decide(-0.5, price) == GateState::Probe).collect();
+    assert_eq!(probes.first(), Some(&39));
+    assert!(probes.array_windows().all(|[before, next]| next - before == 40), "{probes:?}");
+}
+
+#[test]
+fn good_news_are_those_since_before_a_row() {
+    let settings =
+        GateSettings { probe_interval: 16, max_probe_interval: 64, ..GateSettings::default() };
+    let mut gate = DraftGate::new(settings).unwrap();
+    let mut next = |worth: f64| {
+        let outlook = || ProbeOutlook { plain_us: 100.0, extra_us: 1.0, worth, num_drafts: 28 };
+        (1..99).find(|_| gate.decide(-0.5, outlook) == GateState::Probe).unwrap()
+    };
+    // A row of three; what they bring is a quarter more only together, so another row follows.
+    assert_eq!([1.0, 1.1, 1.2].map(&mut next), [16, 8, 8]);
+    assert_eq!([1.3, 1.3, 1.3].map(&mut next), [8, 8, 8]);
+    assert_eq!(next(1.3), 16);
 }
 
 #[test]

@@ -2,9 +2,11 @@
 //!
 //! The gate sees predicted gains, which are history. Closed, it lets a probe through now and then,
 //! since without drafts nothing is learnt about them: not before the time without drafts has paid for
-//! it, and at intervals that double while probes find nothing new. Open, it asks now and then for a
+//! it, and at intervals that double while probes find nothing new. Few requests have few drafts in a
+//! step, of which one probe may say anything: then some follow each other. Open, it asks now and then for a
 //! step of another shape, so that the parts of the cost stay known apart.
 
+use super::probe::MIN_NUM_DRAFTS;
 use crate::verify_plan::PlanError;
 
 /// A rise of what drafts are worth after a probe that asks for the next one soon.
@@ -88,6 +90,8 @@ pub struct ProbeOutlook {
     pub extra_us: f64,
     /// Drafts of a request that would be accepted if all were verified.
     pub worth: f64,
+    /// Drafts that a probe verifies.
+    pub num_drafts: u32,
 }
 
 /// Decides step by step.
@@ -100,8 +104,12 @@ pub struct DraftGate {
     interval: u32,
     /// What probes may cost by now.
     saved_us: f64,
-    /// What drafts were worth when the last probe was made.
+    /// What drafts were worth before the last probe, or the row of small ones that it belongs to.
     worth_before_probe: Option<f64>,
+    /// Drafts that this row has verified so far; 0 between rows.
+    num_probed: u32,
+    /// Whether the last probe began a row.
+    began_row: bool,
     explores_half: bool,
 }
 
@@ -121,6 +129,8 @@ impl DraftGate {
             interval,
             saved_us: 0.0,
             worth_before_probe: None,
+            num_probed: 0,
+            began_row: false,
             explores_half: false,
         })
     }
@@ -131,15 +141,21 @@ impl DraftGate {
         self.is_open
     }
 
+    /// Whether the last probe began a row: those that follow it add to what it says.
+    #[must_use]
+    pub fn began_row(&self) -> bool {
+        self.began_row
+    }
+
     /// Decides a step from the gain that history predicts for it. `probe` is asked for while the gate
-    /// is closed.
+    /// is closed. In the middle of a row of probes it stays closed.
     pub fn decide(
         &mut self,
         predicted_gain: f64,
         probe: impl FnOnce() -> ProbeOutlook,
     ) -> GateState {
         let least = if self.is_open { 0.0 } else { self.settings.min_predicted_gain };
-        let pays = predicted_gain > 0.0 && predicted_gain >= least;
+        let pays = predicted_gain > 0.0 && predicted_gain >= least && self.num_probed == 0;
         if pays != self.is_open {
             self.turn(pays);
         }
@@ -157,6 +173,7 @@ impl DraftGate {
         self.num_open_steps = 0;
         self.saved_us = 0.0;
         self.worth_before_probe = None;
+        self.num_probed = 0;
     }
 
     fn open_step(&mut self) -> GateState {
@@ -173,18 +190,28 @@ impl DraftGate {
         let saved_us = self.saved_us + self.settings.max_probe_share * probe.plain_us;
         self.saved_us = saved_us.min(MAX_NUM_SAVED_PROBES * probe.extra_us);
         let is_good_news = |before| probe.worth >= GOOD_NEWS * before && probe.worth > 0.0;
-        if self.worth_before_probe.is_some_and(is_good_news) {
-            self.interval = FOLLOW_UP_INTERVAL.min(self.settings.probe_interval);
+        let follow_up = FOLLOW_UP_INTERVAL.min(self.settings.probe_interval);
+        if self.num_probed == 0 && self.worth_before_probe.is_some_and(is_good_news) {
+            self.interval = follow_up;
             self.worth_before_probe = None;
         }
-        if self.num_steps < self.interval || self.saved_us < probe.extra_us {
+        let begins_row = self.num_probed == 0;
+        let interval = if begins_row { self.interval } else { follow_up };
+        if self.num_steps < interval || self.saved_us < probe.extra_us {
             return GateState::Closed;
         }
         self.num_steps = 0;
         self.saved_us -= probe.extra_us;
-        self.worth_before_probe = Some(probe.worth);
-        let doubled = self.interval.max(self.settings.probe_interval / 2).saturating_mul(2);
-        self.interval = doubled.min(self.settings.max_probe_interval);
+        self.began_row = begins_row;
+        if begins_row {
+            self.worth_before_probe = Some(probe.worth);
+        }
+        self.num_probed = self.num_probed.saturating_add(probe.num_drafts);
+        if self.num_probed >= MIN_NUM_DRAFTS || probe.num_drafts == 0 {
+            self.num_probed = 0;
+            let doubled = self.interval.max(self.settings.probe_interval / 2).saturating_mul(2);
+            self.interval = doubled.min(self.settings.max_probe_interval);
+        }
         GateState::Probe
     }
 }

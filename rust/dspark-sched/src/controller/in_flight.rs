@@ -17,6 +17,8 @@ pub(super) struct Step {
     pub(super) step_id: StepId,
     pub(super) load: StepLoad,
     pub(super) decision: Decision,
+    /// Whether it is a probe that begins a row of them.
+    pub(super) begins_row: bool,
     pub(super) is_planned: bool,
     pub(super) rows: Vec<SlotRow>,
     /// `[R]` most drafts of each row.
@@ -35,6 +37,7 @@ impl Step {
             step_id: StepId(0),
             load: StepLoad::default(),
             decision: Decision::default(),
+            begins_row: false,
             is_planned: false,
             rows: Vec::with_capacity(num_slots),
             limits: Vec::with_capacity(num_slots),

@@ -8,8 +8,8 @@
 use crate::step_cost::{Drafting, StepLoad};
 use crate::verify_plan::PlanCost;
 
-/// A probe verifies at least so many drafts, if there are as many.
-const MIN_NUM_DRAFTS: u32 = 64;
+/// A probe verifies at least so many drafts, if there are as many; else a row of probes does.
+pub(super) const MIN_NUM_DRAFTS: u32 = 64;
 
 /// How much a probe verifies.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -112,7 +112,15 @@ impl SpeculationController {
             step.rows.clear();
             step.rows.extend_from_slice(rows);
             self.last_step = Some(step_id);
-            self.steps.push(Step { step_id, load, decision, is_planned: false, ..step });
+            let begins_row = decision.reason == DecisionReason::Probe && self.gate.began_row();
+            self.steps.push(Step {
+                step_id,
+                load,
+                decision,
+                begins_row,
+                is_planned: false,
+                ..step
+            });
         } else {
             self.steps.recycle(step);
         }
@@ -192,7 +200,7 @@ impl SpeculationController {
                 check_accepted(num_accepted, &step.verify_lens)?;
                 let accepted: u32 = num_accepted.iter().sum();
                 let promised = promised(step, self.settings.num_drafts);
-                if step.decision.reason == DecisionReason::Probe {
+                if step.begins_row {
                     self.ratio.weaken(promised);
                 }
                 self.ratio.observe(promised, f64::from(accepted));
@@ -298,9 +306,9 @@ impl SpeculationController {
         let in_flux = was_open && expected.gain <= 0.0;
         let usual_gain = if in_flux { self.density.best(load, &usual, limit).1.gain } else { 0.0 };
         let gate = self.gate.decide(expected.gain.max(usual_gain), || {
-            let Probe { plain_us, extra_us, .. } = probe_of(load, &cost, limit);
+            let Probe { plain_us, extra_us, num_drafts } = probe_of(load, &cost, limit);
             let worth = self.density.num_likely() * self.ratio.value();
-            ProbeOutlook { plain_us, extra_us, worth }
+            ProbeOutlook { plain_us, extra_us, worth, num_drafts }
         });
         self.stats.num_fallbacks += u64::from(was_open && !self.gate.is_open());
         self.stats.num_returns += u64::from(!was_open && self.gate.is_open());
@@ -315,7 +323,7 @@ impl SpeculationController {
         if !drafts {
             return Ok(decision);
         }
-        self.is_fresh_start |= gate == GateState::Probe;
+        self.is_fresh_start |= gate == GateState::Probe && self.gate.began_row();
         let budget = match self.settings.planner {
             _ if gate == GateState::Probe => probe_of(load, &cost, limit).num_drafts,
             // Algorithm 1 finds its own number. On tiers it may overshoot into one that history does
