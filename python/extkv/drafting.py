@@ -16,7 +16,8 @@ class DraftRequests(NamedTuple):
         num_rejected (int32, [num_reqs], device): Last rows of the step that do not stand; all of a
             request that drafts nothing.
         temperature (float32, [num_reqs], device): Its temperature.
-        seeds (int64, [num_reqs], device): Its random key.
+        seeds (int64, [num_reqs], device): Its random key. Both may be the tensors of the round
+            before, with the numbers that they had then.
     """
 
     anchors: torch.Tensor

@@ -15,8 +15,8 @@ from extkv.drafting import DraftRequests
 from extkv.dspark.rounds import HostDrafts, RoundBook
 from extkv.dspark.schedule import FixedSchedule
 from extkv.dspark.timing import SpanTimer
-from extkv.dspark.verification import PendingWindows, Verifier, Window
-from extkv.engine.sampling_slots import upload
+from extkv.dspark.verification import PendingWindows, PlacedRows, Verifier, Window
+from extkv.engine.sampling_slots import KeptUpload, upload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,6 +71,7 @@ class Drafting:
         )
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
+        self._law_rows, self._num_drafts = KeptUpload(sampler.device), KeptUpload(sampler.device)
         self._draft_timer, self._verify_timer = SpanTimer(sampler.device), SpanTimer(sampler.device)
 
     @property
@@ -117,17 +118,22 @@ class Drafting:
             inputs: The step on the device; its tokens are mutated.
         """
         self.rounds.begin_step()
-        num_drafts = plan.num_draft_tokens
-        rows = num_drafts.nonzero()[0]
+        counts = plan.num_draft_tokens
+        rows = counts.nonzero()[0]
         if len(rows) == 0:
             return
-        ends, counts = plan.query_start_loc[1:][rows], num_drafts[rows]
-        sources = [self._row_of[request_id] for request_id in plan.request_ids[rows].tolist()]
-        slots = np.concatenate([np.arange(count) for count in counts])
-        targets = np.repeat(ends - counts, counts) + slots
-        index = np.stack([targets, np.repeat(sources, counts), slots]).astype(np.int64)
+        counts = counts[rows]
+        ids = plan.request_ids[rows].tolist()
+        sources = np.array([self._row_of[request_id] for request_id in ids], np.int64)
+        firsts = plan.query_start_loc[1:][rows] - counts
+        tokens = self._speculator.tokens
+        slots = np.arange(counts.max())
+        is_draft = slots < counts[:, None]
+        index = np.empty((2, int(counts.sum())), np.int64)
+        index[0] = (firsts[:, None] + slots)[is_draft]
+        index[1] = (sources[:, None] * tokens.shape[1] + slots)[is_draft]
         on_device = upload(index, inputs.token_ids.device)
-        drafts = self._speculator.tokens[on_device[1], on_device[2]]
+        drafts = tokens.view(-1).index_select(0, on_device[1])
         inputs.token_ids.index_copy_(0, on_device[0], drafts)
 
     @torch.inference_mode()
@@ -155,9 +161,16 @@ class Drafting:
         if num_drafts.any():
             ids = plan.request_ids[sampled].tolist()
             rows = np.array([self._row_of.get(request_id, 0) for request_id in ids], np.int64)
-            law = self._speculator.law(upload(rows, logits.device))
+            law = self._speculator.law(self._law_rows(rows))
+            placed = None
+            if plan.is_pure_decode and len(logits) == plan.num_tokens:
+                placed = PlacedRows(
+                    inputs.token_ids[: plan.num_tokens],
+                    inputs.query_start_loc[: plan.num_requests + 1],
+                    inputs.positions[: plan.num_tokens] + 1,
+                )
             with self._verify_timer.span():
-                pending = self._verifier.verify(logits, windows, law)
+                pending = self._verifier.verify(logits, windows, law, placed)
             self._verifier.counts.num_verifications += 1
             next_tokens = pending.verification.next_tokens
         else:
@@ -170,7 +183,7 @@ class Drafting:
             next_tokens = pending.token_ids
         made = self.rounds.next_round(plan, sampled, inputs.positions.shape[0])
         if made is not None and made.decision.drafts:
-            num_rejected = upload(num_drafts.astype(np.int32), logits.device)
+            num_rejected = self._num_drafts(num_drafts)
             if isinstance(pending, PendingWindows):
                 num_rejected = num_rejected - pending.verification.num_accepted
             requests = self._requests(plan, sampled, next_tokens, num_rejected)
@@ -241,6 +254,5 @@ class Drafting:
             num_rejected = rejected.index_copy(0, index, num_rejected)
             anchors = torch.zeros(plan.num_requests, dtype=torch.int64, device=device)
             next_tokens = anchors.index_copy(0, index, next_tokens)
-        slots, positions = plan.request_slots.tolist(), plan.seq_lens.tolist()
-        parameters = self._sampler.parameters(slots, positions)
-        return DraftRequests(next_tokens, num_rejected, parameters.temperature, parameters.seed)
+        temperature, seeds = self._sampler.draw_parameters(plan.request_slots.tolist())
+        return DraftRequests(next_tokens, num_rejected, temperature, seeds)

@@ -42,7 +42,8 @@ class HostDrafts:
         signals = (speculator.confidence_logits, speculator.margins)
         self._has_logits, self._has_margins = (signal is not None for signal in signals)
         bits = [signal[:num_reqs].view(torch.int32) for signal in signals if signal is not None]
-        self._copy = HostCopy(torch.cat([drafts.to(torch.int32), *bits], dim=1))
+        numbers = drafts.to(torch.int32)
+        self._copy = HostCopy(torch.cat([numbers, *bits], dim=1) if bits else numbers)
 
     def tokens(self) -> list[list[int]]:
         """Wait for the drafts of each request."""
@@ -247,7 +248,7 @@ class RoundBook:
             request_ids=plan.request_ids[sampled].astype(np.int64),
             slots=plan.request_slots[sampled],
             generations=plan.slot_generations[sampled],
-            limits=np.clip(room, 0, self._num_drafts).astype(np.int32),
+            limits=np.minimum(np.maximum(room, 0), self._num_drafts, dtype=np.int32),
             num_other_tokens=int(scheduled.sum() - scheduled[sampled].sum()),
             num_context_tokens=int(seq_lens.sum()),
         )

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from extkv.models.dspark.model import DSparkModel
 
 LAYER_PREFIX = "draft.layers"
+# Sizes of rounds whose views of the block are kept.
+MAX_NUM_BLOCKS = 256
 
 
 class Speculator:
@@ -77,6 +79,9 @@ class Speculator:
         self._has_margins = source in {"margin", "both"}
         self._graphs = DecodeGraphs()
         self._paged: PagedCache | HostPagedCache | None = None
+        # The tensors that temperatures and seeds of the round are copies of.
+        self._parameters: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._blocks: dict[tuple[int, int], DraftBlock] = {}
         self._allocate(config.max_num_seqs, vocab_size)
 
     @property
@@ -160,18 +165,15 @@ class Speculator:
         num_reqs = requests.anchors.shape[0]
         size = self._graphs.size_for(num_reqs)
         count = num_reqs if size is None else size
-        for buffer, values in (
-            (self._anchors, requests.anchors),
-            (self._temperature, requests.temperature),
-            (self._seeds, requests.seeds),
-        ):
-            buffer[:num_reqs].copy_(values)
+        self._copy_parameters(requests)
+        self._anchors[:num_reqs].copy_(requests.anchors)
         self._num_rejected[:num_reqs].copy_(requests.num_rejected)
         self._block_table[:num_reqs].copy_(inputs.block_table[:num_reqs])
         # Requests of the graph past the step's have no rows.
         starts = self._starts[: count + 1]
         starts[: num_reqs + 1].copy_(inputs.query_start_loc[: num_reqs + 1])
-        starts[num_reqs + 1 :] = inputs.query_start_loc[num_reqs]
+        if num_reqs < count:
+            starts[num_reqs + 1 :] = inputs.query_start_loc[num_reqs]
         block = self._block_of(count, inputs.positions.shape[0])
         self._inputs_op.draft_block_inputs(
             self._anchors[:count],
@@ -392,11 +394,27 @@ class Speculator:
             self._draft_ids = torch.full((target_vocab_size,), -1, dtype=int32, device=device)
             self._draft_ids[targets] = drafts.to(int32)
 
+    def _copy_parameters(self, requests: DraftRequests) -> None:
+        """Copy temperatures and seeds, but for those that are there from the round before."""
+        temperature, seeds = requests.temperature, requests.seeds
+        known = self._parameters
+        if known is None or known[0] is not temperature or known[1] is not seeds:
+            self._temperature[: len(temperature)].copy_(temperature)
+            self._seeds[: len(seeds)].copy_(seeds)
+            # Holding them keeps their ids from being given to others.
+            self._parameters = (temperature, seeds)
+
     def _block_of(self, num_reqs: int, num_rows: int) -> DraftBlock:
-        *requests, positions, slots = self._block
-        return DraftBlock._make(
-            [tensor[:num_reqs] for tensor in requests] + [positions[:num_rows], slots[:num_rows]]
-        )
+        """Return views of the block; those of sizes that come often are kept."""
+        found = self._blocks.get((num_reqs, num_rows))
+        if found is None:
+            *requests, positions, slots = self._block
+            tensors = [tensor[:num_reqs] for tensor in requests]
+            found = DraftBlock._make([*tensors, positions[:num_rows], slots[:num_rows]])
+            if len(self._blocks) == MAX_NUM_BLOCKS:
+                self._blocks.clear()
+            self._blocks[num_reqs, num_rows] = found
+        return found
 
     def _fill_blank(self) -> None:
         """Set the buffers to requests without rows: they store nothing and read nothing."""
@@ -404,3 +422,4 @@ class Speculator:
             tensor.zero_()
         self._block.slots.fill_(-1)
         self._temperature.zero_()
+        self._parameters = None

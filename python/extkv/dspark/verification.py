@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from extkv.drafting import Verification
 from extkv.engine.sampled_tokens import (
     HAS_NAN,
     HostCopy,
@@ -27,7 +28,7 @@ from extkv.op_modules import op_module
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from extkv.drafting import DraftLaw, Verification
+    from extkv.drafting import DraftLaw
     from extkv.dspark.options import SpeculativeOptions
     from extkv.engine.sampler import Sampler
     from extkv.outputs import RowLogprobs
@@ -49,6 +50,20 @@ class Window(NamedTuple):
     position: int
     last_token: int
     drafts: Sequence[int]
+
+
+class PlacedRows(NamedTuple):
+    """Rows of windows as the step's inputs hold them on the device; not to be changed.
+
+    Attributes:
+        token_ids (int64, [num_rows], device): Tokens of the windows.
+        window_starts (int32, [num_windows + 1], device): First row of each window, and the end.
+        positions (int64, [num_rows], device): Where the token after each row will stand.
+    """
+
+    token_ids: torch.Tensor
+    window_starts: torch.Tensor
+    positions: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -117,6 +132,29 @@ class DraftCounts:
         return 1e3 * self.verify_s / self.num_verifications if self.num_verifications else 0.0
 
 
+class _Decision:
+    """A decision in one buffer, so that one copy brings it to the host.
+
+    Attributes:
+        numbers (int32, [4 * width], device): Next tokens (two numbers each), accepted drafts,
+            flags, each with padding up to `width` windows.
+        width: Windows that there is room for.
+        verification: The same, apart.
+    """
+
+    def __init__(self, num_windows: int, device: torch.device) -> None:
+        """Allocate the buffer."""
+        # Each part begins at 16 bytes, so that kernels compile once.
+        self.width = width = -(-num_windows // 4) * 4
+        self.numbers = torch.empty(4 * width, dtype=torch.int32, device=device)
+        numbers, end = self.numbers, 2 * width + num_windows
+        self.verification = Verification(
+            num_accepted=numbers[2 * width : end],
+            next_tokens=numbers[: 2 * num_windows].view(torch.int64),
+            flags=numbers[3 * width : end + width],
+        )
+
+
 class PendingWindows:
     """What `Verifier.verify` decided, on its way to the host.
 
@@ -127,7 +165,7 @@ class PendingWindows:
     def __init__(
         self,
         windows: Sequence[Window],
-        verification: Verification,
+        decision: _Decision,
         lines: torch.Tensor | None,
         wanted: dict[int, int],
         counts: DraftCounts,
@@ -138,7 +176,7 @@ class PendingWindows:
 
         Args:
             windows: The windows.
-            verification: The decision.
+            decision: The decision.
             lines (int32, [n, line], device): Log-probabilities of the rows of the windows that
                 want them, in order.
             wanted: Windows with log-probabilities, and how many likeliest tokens each wants.
@@ -146,26 +184,23 @@ class PendingWindows:
             masked_failures: Why a row has no mask of its grammar.
         """
         self._masked_failures = masked_failures
-        self.verification = verification
+        self.verification = decision.verification
         self._counts = counts
         self._windows, self._wanted = windows, wanted
-        parts = [
-            verification.num_accepted,
-            verification.flags,
-            verification.next_tokens.to(torch.int32),
-        ]
+        numbers = decision.numbers
         if lines is not None:
-            parts.append(lines.flatten())
-        self._width = 0 if lines is None else lines.shape[1]
-        self._copy = HostCopy(torch.cat(parts))
+            numbers = torch.cat([numbers, lines.flatten()])
+        self._width, self._line_len = decision.width, 0 if lines is None else lines.shape[1]
+        self._copy = HostCopy(numbers)
 
     def wait(self) -> VerifiedTokens:
         """Wait for the copy to the host."""
         host = self._copy.wait()
-        count = len(self._windows)
-        accepted = host[:count].tolist()
-        flags = host[count : 2 * count].tolist()
-        following = host[2 * count : 3 * count].tolist()
+        count, width = len(self._windows), self._width
+        numbers = host.numpy()
+        following = numbers[: 2 * count].view(np.int64).tolist()
+        accepted = numbers[2 * width :][:count].tolist()
+        flags = numbers[3 * width :][:count].tolist()
         for window, num in zip(self._windows, accepted, strict=True):
             self._counts.add(len(window.drafts), num)
         token_ids = [
@@ -174,7 +209,7 @@ class PendingWindows:
         ]
         failures = {row: failure_reason(flag) for row, flag in enumerate(flags) if flag}
         failures.update(self._failures_of_masks(accepted))
-        logprobs = self._logprobs(host[3 * count :], token_ids) if self._wanted else {}
+        logprobs = self._logprobs(host[4 * width :], token_ids) if self._wanted else {}
         for row in failures:
             logprobs.pop(row, None)
         return VerifiedTokens(token_ids, failures, logprobs)
@@ -193,7 +228,7 @@ class PendingWindows:
     def _logprobs(
         self, numbers: torch.Tensor, token_ids: list[list[int]]
     ) -> dict[int, list[RowLogprobs]]:
-        lines = numbers.view(-1, self._width)
+        lines = numbers.view(-1, self._line_len)
         start, found = 0, {}
         for row, num_top in self._wanted.items():
             chosen = token_ids[row]
@@ -226,7 +261,11 @@ class Verifier:
 
     @torch.inference_mode()
     def verify(
-        self, logits: torch.Tensor, windows: Sequence[Window], law: DraftLaw | None
+        self,
+        logits: torch.Tensor,
+        windows: Sequence[Window],
+        law: DraftLaw | None,
+        placed: PlacedRows | None = None,
     ) -> PendingWindows:
         """Verify the windows of a step.
 
@@ -234,6 +273,7 @@ class Verifier:
             logits (float, [num_rows, vocab_size], device): Rows of the windows, one after another.
             windows: The windows.
             law: How the drafts were drawn; None if they were chosen.
+            placed: The same rows on the device, where they are there; else they are uploaded.
 
         Returns:
             The decision; `wait` gives it on the host.
@@ -243,26 +283,31 @@ class Verifier:
         """
         sampler, device = self._sampler, self._sampler.device
         rows = [(window, place) for window in windows for place in range(1 + len(window.drafts))]
-        slots = [window.slot for window, _ in rows]
-        positions = [window.position + place for window, place in rows]
         prepared = sampler.prepare(
             logits,
-            slots,
+            [window.slot for window, _ in rows],
             [window.generation for window, _ in rows],
-            positions,
+            [window.position + place for window, place in rows],
             [window.drafts[:place] for window, place in rows],
+            device_positions=None if placed is None else placed.positions,
         )
-        starts = np.zeros(len(windows) + 1, np.int32)
-        np.cumsum([1 + len(window.drafts) for window in windows], out=starts[1:])
-        tokens = [token for window in windows for token in (window.last_token, *window.drafts)]
         masks = prepared.masks
-        if masks is not None and self._method == "synthetic":
-            # It looks at no law, so it must not see a draft that the grammar forbids.
-            tokens = [-1 if row in masks.unreachable else t for row, t in enumerate(tokens)]
-        token_ids = upload(np.array(tokens, np.int64), device)
-        window_starts = upload(starts, device)
+        # It looks at no law, so it must not see a draft that the grammar forbids.
+        hides = masks is not None and self._method == "synthetic"
+        if placed is not None and not hides:
+            token_ids, window_starts = placed.token_ids, placed.window_starts
+        else:
+            starts = np.zeros(len(windows) + 1, np.int32)
+            np.cumsum([1 + len(window.drafts) for window in windows], out=starts[1:])
+            tokens = [token for window in windows for token in (window.last_token, *window.drafts)]
+            if masks is not None and hides:
+                tokens = [-1 if row in masks.unreachable else t for row, t in enumerate(tokens)]
+            token_ids = upload(np.array(tokens, np.int64), device)
+            window_starts = upload(starts, device)
+        decision = _Decision(len(windows), device)
+        verification = decision.verification
         parameters = prepared.parameters
-        verification = self._rejection.verify_drafts(
+        self._rejection.verify_drafts(
             prepared.logits,
             token_ids,
             window_starts,
@@ -274,20 +319,21 @@ class Verifier:
             method=self._method,
             cutoff=prepared.cutoff,
             acceptance_rates=self._rates,
+            out=verification,
         )
         if prepared.hidden_flags is not None:
             last = window_starts[:-1] + verification.num_accepted
             verification.flags.bitwise_or_(prepared.hidden_flags[last] & HAS_NAN)
         failures = {} if masks is None else masks.failures
         return self._pending(
-            logits, windows, verification, token_ids, window_starts, masked_failures=failures
+            logits, windows, decision, token_ids, window_starts, masked_failures=failures
         )
 
     def _pending(
         self,
         logits: torch.Tensor,
         windows: Sequence[Window],
-        verification: Verification,
+        decision: _Decision,
         token_ids: torch.Tensor,
         window_starts: torch.Tensor,
         *,
@@ -308,11 +354,12 @@ class Verifier:
         if wanted:
             # Row i decides the token after it: a draft, or at the end the next token.
             chosen = torch.cat([token_ids[1:], token_ids[:1]])
-            last = (window_starts[:-1] + verification.num_accepted).to(torch.int64)
-            chosen = chosen.scatter(0, last, verification.next_tokens)
+            made = decision.verification
+            last = (window_starts[:-1] + made.num_accepted).to(torch.int64)
+            chosen = chosen.scatter(0, last, made.next_tokens)
             shape = (len(rows), line_len(max(wanted.values())))
             lines = torch.empty(shape, dtype=torch.int32, device=logits.device)
             write_logprobs(logits, upload(np.array(rows, np.int64), logits.device), chosen, lines)
         return PendingWindows(
-            windows, verification, lines, wanted, self.counts, masked_failures=masked_failures
+            windows, decision, lines, wanted, self.counts, masked_failures=masked_failures
         )

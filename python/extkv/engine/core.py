@@ -278,7 +278,8 @@ class EngineCore:
             prompt_logprobs = self._prompt_logprobs(plan, rows, logits, wants_prompt)
             kept = upload(plan.sample_rows.astype(np.int64), logits.device)
             logits = logits.index_select(0, kept)
-        sampled = np.diff(plan.sample_start_loc).nonzero()[0]
+        starts = plan.sample_start_loc
+        sampled = (starts[1:] != starts[:-1]).nonzero()[0]
         sampled_ids = plan.request_ids[sampled].tolist()
         tokens: PendingTokens | PendingWindows
         if self.drafting is not None:

@@ -168,6 +168,8 @@ class Sampler:
         generations: Sequence[int],
         positions: Sequence[int],
         drafts: Sequence[Sequence[int]],
+        *,
+        device_positions: torch.Tensor | None = None,
     ) -> PreparedRows:
         """Change rows as their requests want, without choosing tokens.
 
@@ -177,6 +179,7 @@ class Sampler:
             generations: Generation of each row's slot.
             positions: Where in its sequence each token will stand.
             drafts: Drafts between the output and each position; they count as output.
+            device_positions (int64, [num_rows], device): The positions, where they are there.
 
         Raises:
             InvalidArgumentError: As `sample`.
@@ -187,11 +190,17 @@ class Sampler:
         needs = 0
         for state, position, _ in placed:
             needs |= state.needs_at(position)
-        return self._prepare(logits, placed, slots, needs, is_kept=True)
+        where = positions if device_positions is None else device_positions
+        rows = self._parameters.rows(slots, where)
+        return self._prepare(logits, placed, rows, needs, is_kept=True)
 
-    def parameters(self, slots: Sequence[int], positions: Sequence[int]) -> RowParameters:
-        """Return the parameters of slots on the device."""
-        return self._parameters.rows(slots, positions)
+    def draw_parameters(self, slots: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return temperatures (float32) and seeds (int64) of slots, on the device.
+
+        They are not to be changed; like calls return the same tensors until a slot is entered.
+        """
+        found = self._parameters.of(slots)
+        return found["temperature"], found["seed"]
 
     @torch.inference_mode()
     def prompt_logprobs(
@@ -271,8 +280,8 @@ class Sampler:
             ops.argmax_tokens(logits, workspace=workspace, out=out)
             return
         placed = [(state, at, ()) for state, at in zip(states, positions, strict=True)]
-        prepared = self._prepare(logits, placed, slots, needs, is_kept=is_kept)
-        rows = prepared.parameters
+        rows = self._parameters.rows(slots, positions)
+        prepared = self._prepare(logits, placed, rows, needs, is_kept=is_kept)
         ops.sample_tokens(
             prepared.logits,
             rows.temperature,
@@ -291,12 +300,11 @@ class Sampler:
         self,
         logits: torch.Tensor,
         placed: Sequence[_Place],
-        slots: Sequence[int],
+        rows: RowParameters,
         needs: int,
         *,
         is_kept: bool,
     ) -> PreparedRows:
-        rows = self._parameters.rows(slots, [position for _, position, _ in placed])
         hidden = masks = None
         if needs & HIDES_LOGITS:
             # A NaN under a mask is no less a broken row.

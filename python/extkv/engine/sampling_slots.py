@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from extkv.resolved_sampling import ResolvedSampling
 
+# Lists of slots whose parameters are kept on the device, one behind the other.
+_MAX_NUM_LISTS = 8
 _FLOATS = ("temperature", "top_p", "min_p", "repetition", "frequency", "presence")
 _INTS = ("seed", "top_k")
 
@@ -220,6 +222,7 @@ class SlotParameters:
         self._floats = torch.zeros(self._host_floats.shape, dtype=torch.float32, device=device)
         self._ints = torch.zeros(self._host_ints.shape, dtype=torch.int64, device=device)
         self._is_stale = False
+        self._of_slots: dict[tuple[int, ...], dict[str, torch.Tensor]] = {}
 
     def write(self, slot: int, request: SlotRequest) -> None:
         """Set a slot's parameters; they reach the device with the next `rows`."""
@@ -229,17 +232,37 @@ class SlotParameters:
         self._host_ints[:, slot] = (request.seed, params.top_k)
         self._is_stale = True
 
-    def rows(self, slots: Sequence[int], positions: Sequence[int]) -> RowParameters:
-        """Return the parameters of rows, given each one's slot and position."""
+    def rows(self, slots: Sequence[int], positions: Sequence[int] | torch.Tensor) -> RowParameters:
+        """Return the parameters of rows, given each one's slot and position.
+
+        Like calls return the same tensors while no slot is written: they are not to be changed.
+
+        Args:
+            slots: Slot of each row.
+            positions: Position of each row; a tensor (int64, [num_rows], device) is passed on.
+        """
+        if not isinstance(positions, torch.Tensor):
+            positions = upload(np.array(positions, np.int64), self._device)
+        return RowParameters(**self.of(slots), positions=positions)
+
+    def of(self, slots: Sequence[int]) -> dict[str, torch.Tensor]:
+        """Return what does not depend on positions; see `rows`."""
         if self._is_stale:
             self._floats.copy_(_staged(self._host_floats, self._device), non_blocking=True)
             self._ints.copy_(_staged(self._host_ints, self._device), non_blocking=True)
             self._is_stale = False
-        index = upload(np.array([slots, positions], np.int64), self._device)
-        floats = self._floats.index_select(1, index[0])
-        ints = self._ints.index_select(1, index[0])
-        named = dict(zip((*_FLOATS, *_INTS), (*floats, *ints), strict=True))
-        return RowParameters(**named, positions=index[1])
+            self._of_slots.clear()
+        key = tuple(slots)
+        found = self._of_slots.get(key)
+        if found is None:
+            index = upload(np.array(key, np.int64), self._device)
+            floats, ints = (of.index_select(1, index) for of in (self._floats, self._ints))
+            rows = (*floats.unbind(), *ints.unbind())
+            found = dict(zip((*_FLOATS, *_INTS), rows, strict=True))
+            if len(self._of_slots) == _MAX_NUM_LISTS:
+                self._of_slots.clear()
+            self._of_slots[key] = found
+        return found
 
 
 def pack(
@@ -264,6 +287,22 @@ def pack(
 def upload(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
     """Return the array on the device, without waiting for it."""
     return _staged(array, device).to(device, non_blocking=True)
+
+
+class KeptUpload:
+    """The array that was uploaded last: a step that needs the same one again does not upload it."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Begin without any."""
+        self._device = device
+        self._bytes, self._tensor = b"", torch.empty(0)
+
+    def __call__(self, array: NDArray[np.generic]) -> torch.Tensor:
+        """Return the array on the device, not to be changed; arrays have one dtype, 1 dimension."""
+        found = array.tobytes()
+        if found != self._bytes or not found:
+            self._tensor, self._bytes = upload(array, self._device), found
+        return self._tensor
 
 
 def _staged(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:

@@ -41,10 +41,14 @@ def check_tensor(
     if tensor.dtype not in dtypes:
         wanted = " or ".join(str(dtype) for dtype in dtypes)
         raise InvalidArgumentError(f"{name} must be {wanted}, got {tensor.dtype}")
-    found = tuple(tensor.shape)
-    if len(found) != len(shape) or any(
-        want is not None and want != have for want, have in zip(shape, found, strict=True)
-    ):
+    # Steps of one request wait for these checks: no generator, no copy.
+    found = tensor.shape
+    is_right = len(found) == len(shape)
+    if is_right:
+        for index, want in enumerate(shape):
+            if want is not None and want != found[index]:
+                is_right = False
+    if not is_right:
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InvalidArgumentError(f"{name} must have shape [{wanted}], got {list(found)}")
     if tensor.device != device:

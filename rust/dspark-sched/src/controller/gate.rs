@@ -11,7 +11,7 @@ use crate::verify_plan::PlanError;
 
 /// A rise of what drafts are worth after a probe that asks for the next one soon.
 const GOOD_NEWS: f64 = 1.25;
-/// Steps to the probe after one with good news: late enough to know what that one brought.
+/// Steps to the probe after one with good news, and to the next one of a row: late enough to know what that one brought.
 const FOLLOW_UP_INTERVAL: u32 = 8;
 /// Probes that may be paid for in advance: a row of good news uses them up.
 const MAX_NUM_SAVED_PROBES: f64 = 16.0;
@@ -196,7 +196,8 @@ impl DraftGate {
             self.worth_before_probe = None;
         }
         let begins_row = self.num_probed == 0;
-        let interval = if begins_row { self.interval } else { follow_up };
+        let in_row = FOLLOW_UP_INTERVAL.min(self.settings.max_probe_interval);
+        let interval = if begins_row { self.interval } else { in_row };
         if self.num_steps < interval || self.saved_us < probe.extra_us {
             return GateState::Closed;
         }
