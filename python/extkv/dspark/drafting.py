@@ -71,7 +71,7 @@ class Drafting:
         )
         # Row of each request in the last draft round, where the law of its drafts is.
         self._row_of: dict[int, int] = {}
-        self._law_rows, self._num_drafts = KeptUpload(sampler.device), KeptUpload(sampler.device)
+        self._law_rows, self._window_lens = KeptUpload(sampler.device), KeptUpload(sampler.device)
         self._draft_timer, self._verify_timer = SpanTimer(sampler.device), SpanTimer(sampler.device)
 
     @property
@@ -183,7 +183,7 @@ class Drafting:
             next_tokens = pending.token_ids
         made = self.rounds.next_round(plan, sampled, inputs.positions.shape[0])
         if made is not None and made.decision.drafts:
-            num_rejected = self._num_drafts(num_drafts)
+            num_rejected = self._window_lens(num_drafts)
             if isinstance(pending, PendingWindows):
                 num_rejected = num_rejected - pending.verification.num_accepted
             requests = self._requests(plan, sampled, next_tokens, num_rejected)
